@@ -2,7 +2,9 @@
 //!
 //! Enum fields are `i32`, so a value that a newer peer invented is kept instead of failing the message; the generated
 //! accessor of an optional enum answers its default then. `prost` does not check that required fields are present:
-//! `vela_codec::decode_command` does.
+//! `vela_codec::decode_command` does, with the tables of [`schema`].
+
+pub mod schema;
 
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 mod generated {
