@@ -165,6 +165,31 @@ fn waiting_input_lets_go_of_its_root() {
 }
 
 #[test]
+fn input_that_was_copied_whole_is_let_go_of() {
+    let (counter, accounting) = counter();
+    let bytes = frame_bytes("golden-send");
+    // Cut inside the size field, and inside the body.
+    for cut in [2, 20] {
+        let mut buffer = Cumulation::new(Sizes::default(), accounting.clone());
+        let mut decoder = FrameDecoder::new(MAX_FRAME);
+        for piece in [&bytes[..cut], &bytes[cut..bytes.len() - 3]] {
+            buffer.space()[..piece.len()].copy_from_slice(piece);
+            decoder.push(buffer.read(piece.len()));
+            assert!(decoder.next_frame().unwrap().is_none());
+            decoder.settle(accounting.as_ref());
+            buffer.release_idle();
+            assert_eq!(
+                counter.alive(),
+                decoder.retained(),
+                "the shared root is free"
+            );
+        }
+        assert_eq!(decoder.retained(), bytes.len() - 4);
+    }
+    assert_eq!(counter.alive(), 0);
+}
+
+#[test]
 fn an_unfinished_frame_announces_its_size() {
     let mut decoder = FrameDecoder::new(MAX_FRAME);
     assert_eq!(decoder.announced(), None);
