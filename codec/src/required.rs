@@ -173,3 +173,6 @@ fn text<'a>(message: &Message, field: &Field, bytes: &'a [u8]) -> Result<&'a str
         field: field.name,
     })
 }
+
+#[cfg(test)]
+mod tests;
