@@ -1,1 +1,3 @@
 //! Vela.
+
+pub mod store;
