@@ -340,12 +340,19 @@ impl Ledgers {
         self.ledgers.iter()
     }
 
-    /// Appends a ledger read from a checkpoint.
+    /// Entries the topic ever had in ledgers that are gone.
+    pub(super) fn base(&self) -> u64 {
+        self.ledgers.front().map_or(0, |ledger| ledger.base)
+    }
+
+    /// Appends a ledger read from a checkpoint; `base` counts for the first one.
+    ///
     ///
     /// # Errors
     /// [`Damage`] if its id, or its runs, contradict themselves or what is there.
     pub(super) fn restore(
         &mut self,
+        base: u64,
         id: i64,
         opened_ms: u64,
         entries: i64,
@@ -353,6 +360,7 @@ impl Ledgers {
         runs: Vec<Run>,
     ) -> Result<(), Damage> {
         self.open(id, opened_ms)?;
+        let first = self.ledgers.len() == 1 && self.entries == 0;
         let fits = (0..=i64::from(u32::MAX)).contains(&entries)
             && runs.is_empty() == (entries == 0)
             && runs.first().is_none_or(|run| run.first == 0)
@@ -361,6 +369,9 @@ impl Ledgers {
         let Some(ledger) = self.ledgers.back_mut().filter(|_| fits) else {
             return Err(Damage::LedgerRuns { ledger: id });
         };
+        if first {
+            ledger.base = base;
+        }
         (ledger.entries, ledger.bytes, ledger.runs) = (entries, bytes, runs);
         self.entries = self.entries.saturating_add(entries.unsigned_abs());
         self.bytes = self.bytes.saturating_add(bytes);
