@@ -79,7 +79,7 @@ const ROUNDS: usize = 16;
 
 impl Engine {
     /// An engine with the lanes of its shards, in the order of the shards.
-    pub fn new(config: EngineConfig, lanes: Vec<(Lane, LaneState)>, metadata: Metadata) -> Engine {
+    pub fn new(config: EngineConfig, lanes: Vec<(u32, Lane, LaneState)>, metadata: Metadata) -> Engine {
         let mail = (0..config.cores).map(|_| Vec::new()).collect();
         Engine {
             topics: Topics::new(lanes, config.log_budget),

@@ -68,7 +68,8 @@ impl OutBuf {
         self.len -= left;
         while left > 0 {
             let Some(front) = self.queue.front_mut() else {
-                bytes::Buf::advance(&mut self.tail, left.min(self.tail.len()));
+                let rest = left.min(self.tail.len());
+                bytes::Buf::advance(&mut self.tail, rest);
                 break;
             };
             if front.len() > left {

@@ -18,6 +18,8 @@ pub(crate) const PROTOCOL_VERSION: i32 = 21;
 const SERVER_VERSION: &str = concat!("Pulsar Server (Vela ", env!("CARGO_PKG_VERSION"), ")");
 /// Subscription names that the broker keeps for itself.
 const RESERVED_SUBSCRIPTIONS: [&str; 2] = ["pulsar.repl", "pulsar.dedup"];
+/// Schema type of a consumer that takes whatever schema the topic has.
+const AUTO_CONSUME: i32 = 21;
 /// A frame that names an unusable consumer id.
 const NO_CONSUMER: &str = "Consumer not found on this connection";
 
@@ -429,7 +431,7 @@ fn check_subscribe(cx: &Context, subscribe: &proto::CommandSubscribe) -> Result<
     if !shared && subscribe.sub_type != SubType::Exclusive as i32 {
         return Err((ServerError::NotAllowedError, "Failover and Key_Shared subscriptions are not served by this version".into()));
     }
-    if subscribe.schema.as_ref().is_some_and(|schema| schema.r#type != proto::schema::Type::AutoConsume as i32) {
+    if subscribe.schema.as_ref().is_some_and(|schema| schema.r#type != AUTO_CONSUME) {
         return Err((ServerError::NotAllowedError, "Schemas are not served by this version; subscribe without one".into()));
     }
     Ok(())

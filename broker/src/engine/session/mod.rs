@@ -365,7 +365,7 @@ impl Sessions {
             }
             Message::Acked { client, request_id, error } => {
                 let Some(session) = self.find(client.session) else { return };
-                session.out.encode(|buf| encode::ack_response(buf, client.id, request_id, error));
+                session.out.encode(|buf| encode::ack_response(buf, client.id, Some(request_id), error));
                 session.touch(cx);
             }
             Message::Disconnect { session } => {

@@ -32,7 +32,7 @@ impl Session {
             Some((ServerError::NotAllowedError, "a SEND may name its message id on a shadow topic only"))
         } else if send.has_txn {
             Some((ServerError::NotAllowedError, "transactions are not enabled on this broker"))
-        } else if !entry.verify_checksum() {
+        } else if entry.verify_checksum().is_err() {
             Some((ServerError::ChecksumError, "the checksum does not match the message"))
         } else {
             None
@@ -86,7 +86,7 @@ impl Session {
             if let Some(request_id) = ack.request_id {
                 self.out.encode(|buf| {
                     let error = Some((ServerError::NotAllowedError, "transactions are not enabled on this broker"));
-                    vela_codec::encode::ack_response(buf, ack.consumer_id, request_id, error);
+                    vela_codec::encode::ack_response(buf, ack.consumer_id, Some(request_id), error);
                 });
                 self.touch(cx);
             }
@@ -94,7 +94,7 @@ impl Session {
         }
         let ids = ack
             .ids()
-            .map(|id| AckedId { position: Position::new(id.ledger as i64, id.entry as i64), ack_set: id.ack_set.to_vec() })
+            .map(|id| AckedId { position: Position::new(id.ledger as i64, id.entry as i64), ack_set: id.ack_set.iter().collect() })
             .collect();
         let cumulative = ack.ack_type == AckType::Cumulative;
         cx.post(core, Message::Ack { client: client_ref, ids, cumulative, request_id: ack.request_id });

@@ -108,7 +108,7 @@ impl Topics {
         if let Some(cursor) = sub.cursor
             && !changed.is_empty()
         {
-            seat.append(&Record::Acked { topic: topic.state.id, cursor, ids: changed.into() });
+            seat.append_acks(topic.state.id, cursor, &changed);
         }
         let freed = sub.unblock(cx);
         let after = mark_delete(&topic.state, sub);

@@ -13,7 +13,7 @@ use super::{Seat, Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Delivery, Message};
 use crate::engine::time::Now;
-use crate::store::log::{AckedId, Position, Read, Record, TopicState};
+use crate::store::log::{AckedId, Position, Read, TopicState};
 
 /// Entries that one subscription hands out before others have their turn.
 const TURN_ENTRIES: usize = 4096;
@@ -148,7 +148,7 @@ fn acknowledge_hidden(state: &mut TopicState, seat: &mut LaneSeat, sub: &mut Sub
             for id in &ids {
                 state.ack(cursor, id);
             }
-            seat.append(&Record::Acked { topic: state.id, cursor, ids: ids.into() });
+            seat.append_acks(state.id, cursor, &ids);
         }
         None => {
             for id in hidden {

@@ -9,8 +9,11 @@ use super::Topics;
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, CoreId, Message, SessionRef};
 use crate::store::chunk::Chunk;
-use crate::store::log::{Appended, Lane, Position, Record, TopicId, checkpoint};
+use crate::store::log::{AckedId, CursorId, Lane, Position, Record, TopicId, checkpoint};
 use crate::store::wal::{Segment, WalError};
+
+/// Ids in one Acked record.
+const IDS_PER_RECORD: usize = 4096;
 
 /// What happens once a part of the log is durable. The order of the queue is the order of the log.
 #[derive(Debug)]
@@ -30,6 +33,7 @@ pub(super) enum Pending {
 
 /// A log lane and its queue. The queue is bounded by the lane: what is appended and not durable is.
 pub(super) struct LaneSeat {
+    shard: u32,
     pub(super) lane: Lane,
     /// Un-acknowledged bytes at which sessions are held.
     budget: usize,
@@ -49,8 +53,9 @@ pub(super) struct LaneSeat {
 }
 
 impl LaneSeat {
-    pub(super) fn new(lane: Lane, next_topic: TopicId, budget: usize) -> Self {
+    pub(super) fn new(shard: u32, lane: Lane, next_topic: TopicId, budget: usize) -> Self {
         LaneSeat {
+            shard,
             last_seq: lane.durable_seq(),
             lane,
             budget,
@@ -66,10 +71,19 @@ impl LaneSeat {
     }
 
     /// Appends a record that nobody waits for by itself.
-    pub(super) fn append(&mut self, record: &Record<'_>) -> Appended {
-        let appended = self.lane.append(record);
-        self.last_seq = appended.seq;
-        appended
+    pub(super) fn append(&mut self, record: &Record<'_>) {
+        match self.lane.append(record) {
+            Ok(appended) => self.last_seq = appended.seq,
+            // Names and lists are bounded by the frame they came in, which is what the lane's limit is made for.
+            Err(error) => tracing::error!(shard = self.shard, %error, "a log record was lost"),
+        }
+    }
+
+    /// Appends acknowledged ids, in records that stay small whatever one ACK brings.
+    pub(super) fn append_acks(&mut self, topic: TopicId, cursor: CursorId, ids: &[AckedId<'_>]) {
+        for part in ids.chunks(IDS_PER_RECORD) {
+            self.append(&Record::Acked { topic, cursor, ids: part.into() });
+        }
     }
 
     /// Queues what follows when chunk `seq` is durable.
@@ -187,7 +201,7 @@ impl Topics {
     pub(super) fn flush_lanes(&mut self, cx: &mut Context) {
         for index in 0..self.lanes.len() {
             let Some(seat) = self.lanes.get_mut(index) else { continue };
-            let shard = seat.lane.index();
+            let shard = seat.shard;
             seat.lane.end_tick();
             while let Some(chunk) = seat.lane.next_write() {
                 cx.effects.writes.push((shard, chunk));
@@ -205,11 +219,8 @@ impl Topics {
 
     fn make_checkpoint(&mut self, index: usize) {
         let Some(seat) = self.lanes.get_mut(index) else { return };
-        // The index holds what the open chunk holds: the checkpoint may not claim less than it contains.
-        if !seat.lane.open_is_empty() {
-            return;
-        }
-        let seq = seat.last_seq;
+        // The index holds what the open chunk holds, so the chunk ends here: the checkpoint covers it whole.
+        let seq = seat.lane.cut();
         let topics = self.topics.iter().map(|(_, topic)| topic).filter(|topic| topic.lane == index).map(|topic| &topic.state);
         let mut states: Vec<_> = topics.collect();
         states.sort_unstable_by_key(|state| state.id);
@@ -222,7 +233,7 @@ impl Topics {
         let Some(seat) = self.lanes.get_mut(index) else { return };
         if let Some((seq, bytes)) = seat.checkpoint.take_if(|(seq, _)| *seq <= seat.lane.durable_seq()) {
             seat.checkpointing = true;
-            cx.effects.checkpoints.push((seat.lane.index(), seq, bytes));
+            cx.effects.checkpoints.push((seat.shard, seq, bytes));
         }
     }
 

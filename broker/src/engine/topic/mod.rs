@@ -40,8 +40,8 @@ pub(super) struct Topic {
     slot: u32,
     /// The last durable entry: consumers see the topic up to here.
     pub(super) confirmed: Position,
-    pub(super) producers: Slab<Producer>,
-    pub(super) subs: Slab<Subscription>,
+    producers: Slab<Producer>,
+    subs: Slab<Subscription>,
     pub(super) sub_names: BTreeMap<String, u32>,
     /// Questions that need entries which are not in memory.
     operations: Vec<Operation>,
@@ -134,7 +134,7 @@ pub(super) struct Topics {
 
 impl Topics {
     /// Takes over what recovery found. Lanes are in the order of their shards.
-    pub(super) fn new(lanes: Vec<(Lane, LaneState)>, budget: usize) -> Self {
+    pub(super) fn new(lanes: Vec<(u32, Lane, LaneState)>, budget: usize) -> Self {
         let mut topics = Topics {
             lanes: Vec::new(),
             topics: Slab::new(),
@@ -145,8 +145,8 @@ impl Topics {
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
         };
-        for (index, (lane, state)) in lanes.into_iter().enumerate() {
-            topics.lanes.push(LaneSeat::new(lane, state.next_topic, budget));
+        for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
+            topics.lanes.push(LaneSeat::new(shard, lane, state.next_topic, budget));
             for topic in state.topics.into_values() {
                 match TopicName::parse(&topic.name) {
                     Ok(name) => {
@@ -224,7 +224,7 @@ impl Topics {
             }
             Message::ListTopics { session, request_id, namespace } => {
                 let prefix = format!("persistent://{namespace}/");
-                let names = self.by_name.range::<str, _>(prefix.as_str()..).map(|(name, _)| name);
+                let names = self.by_name.range::<str, _>((std::ops::Bound::Included(prefix.as_str()), std::ops::Bound::Unbounded)).map(|(name, _)| name);
                 let names = names.take_while(|name| name.starts_with(&prefix)).map(|name| name.to_string()).collect();
                 cx.post(session.core, Message::Topics { session, request_id, names });
             }

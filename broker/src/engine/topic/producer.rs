@@ -103,8 +103,16 @@ impl Topics {
         let data = frame.rest();
         let Some(ledger) = topic.state.ledgers.current().map(|ledger| (ledger.id, ledger.entries)) else { return };
         let position = Position::new(ledger.0, ledger.1);
-        let appended = seat.lane.append_entry(topic.state.id, position.ledger, position.entry, data);
-        topic.state.ledgers.push(position, data.len(), appended.seq, appended.offset);
+        let appended = match seat.lane.append_entry(topic.state.id, position.ledger, position.entry, data) {
+            Ok(appended) => appended,
+            Err(_) => {
+                let error = (ServerError::NotAllowedError, "the message is larger than the log takes: maxMessageSize is smaller than it");
+                return self.refuse_send(cx, slot, client, sequence_id.max(highest_sequence_id.unwrap_or(0)), error);
+            }
+        };
+        if let Err(damage) = topic.state.ledgers.push(position, data.len() as u32, appended.seq, appended.offset) {
+            tracing::error!(topic = %topic.name, %position, ?damage, "an entry does not follow its ledger");
+        }
         cx.counters.messages_in += u64::from(num_messages);
         cx.counters.bytes_in += data.len() as u64;
         topic.messages_in += u64::from(num_messages);
@@ -182,7 +190,7 @@ impl super::Topic {
     /// Opens a ledger where there is none, or a new one where the current one is full, large or old.
     pub(super) fn roll_if_due(&mut self, seat: &mut super::lanes::LaneSeat, cx: &Context, now: Now) -> Result<(), (ServerError, &'static str)> {
         let policy = crate::store::log::RollPolicy {
-            entries: i64::from(cx.settings.managed_ledger_max_entries_per_ledger),
+            entries: u64::from(cx.settings.managed_ledger_max_entries_per_ledger),
             bytes: cx.settings.managed_ledger_max_size_per_ledger,
             age_ms: cx.settings.managed_ledger_max_ledger_rollover_time_ms,
         };
@@ -194,7 +202,10 @@ impl super::Topic {
         };
         let record = Record::LedgerOpened { topic: self.state.id, ledger, opened_ms: now.wall_ms };
         seat.append(&record);
-        self.state.ledgers.open(ledger, now.wall_ms);
+        if let Err(damage) = self.state.ledgers.open(ledger, now.wall_ms) {
+            tracing::error!(topic = %self.name, ledger, ?damage, "a ledger number does not follow the ones before");
+            return Err((ServerError::PersistenceError, "the topic cannot open a new ledger; the broker's own log names the cause"));
+        }
         self.trim(seat);
         Ok(())
     }
