@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use bytes::BytesMut;
 use prost::Message as _;
 use vela_proto::base_command::Type;
-use vela_proto::schema::{self, Kind, Message};
+use vela_proto::tables::{self, Kind, Message};
 use vela_proto::{BaseCommand, ProducerAccessMode};
 
 use super::{check, decode_command};
@@ -232,9 +232,9 @@ fn recorded_frames_are_read_and_written_unchanged() {
 /// Every message of the schema reachable from a command or stored on its own.
 fn all_messages() -> Vec<&'static Message> {
     let mut found: Vec<&'static Message> = vec![
-        &schema::BASE_COMMAND,
-        &schema::MESSAGE_METADATA,
-        &schema::SINGLE_MESSAGE_METADATA,
+        &tables::BASE_COMMAND,
+        &tables::MESSAGE_METADATA,
+        &tables::SINGLE_MESSAGE_METADATA,
     ];
     let mut at = 0;
     while at < found.len() {
@@ -311,7 +311,7 @@ fn every_required_field_of_every_message_is_demanded() {
 #[test]
 fn every_type_has_its_body_under_its_own_number() {
     let mut types = 0;
-    for field in schema::BASE_COMMAND.fields {
+    for field in tables::BASE_COMMAND.fields {
         let Kind::Message(body) = field.kind else {
             continue;
         };

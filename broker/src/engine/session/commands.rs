@@ -19,7 +19,7 @@ const SERVER_VERSION: &str = concat!("Pulsar Server (Vela ", env!("CARGO_PKG_VER
 /// Subscription names that the broker keeps for itself.
 const RESERVED_SUBSCRIPTIONS: [&str; 2] = ["pulsar.repl", "pulsar.dedup"];
 /// Schema type of a consumer that takes whatever schema the topic has.
-const AUTO_CONSUME: i32 = 21;
+const AUTO_CONSUME: i32 = proto::schema::Type::AutoConsume as i32;
 /// A frame that names an unusable consumer id.
 const NO_CONSUMER: &str = "Consumer not found on this connection";
 
