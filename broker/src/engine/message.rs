@@ -145,7 +145,10 @@ pub struct Delivery {
 pub enum Message {
     // Session to topic.
     /// PRODUCER.
-    OpenProducer { client: ClientRef, open: Box<OpenProducer> },
+    OpenProducer {
+        client: ClientRef,
+        open: Box<OpenProducer>,
+    },
     /// SEND. `refused` = the session found it wrong; the error takes its turn among the receipts.
     Publish {
         client: ClientRef,
@@ -156,21 +159,47 @@ pub enum Message {
         frame: Frame,
     },
     /// CLOSE_PRODUCER, or the connection is gone (no request).
-    CloseProducer { client: ClientRef, request_id: Option<u64> },
+    CloseProducer {
+        client: ClientRef,
+        request_id: Option<u64>,
+    },
     /// SUBSCRIBE.
-    OpenConsumer { client: ClientRef, open: Box<OpenConsumer> },
+    OpenConsumer {
+        client: ClientRef,
+        open: Box<OpenConsumer>,
+    },
     /// FLOW.
     Flow { client: ClientRef, permits: u32 },
     /// ACK.
-    Ack { client: ClientRef, ids: Vec<AckedId>, cumulative: bool, request_id: Option<u64> },
+    Ack {
+        client: ClientRef,
+        ids: Vec<AckedId>,
+        cumulative: bool,
+        request_id: Option<u64>,
+    },
     /// REDELIVER_UNACKNOWLEDGED_MESSAGES; `None` = all.
-    Redeliver { client: ClientRef, ids: Option<Vec<Position>>, epoch: Option<u64> },
+    Redeliver {
+        client: ClientRef,
+        ids: Option<Vec<Position>>,
+        epoch: Option<u64>,
+    },
     /// UNSUBSCRIBE.
-    Unsubscribe { client: ClientRef, request_id: u64, force: bool },
+    Unsubscribe {
+        client: ClientRef,
+        request_id: u64,
+        force: bool,
+    },
     /// CLOSE_CONSUMER, or the connection is gone (no request).
-    CloseConsumer { client: ClientRef, request_id: Option<u64> },
+    CloseConsumer {
+        client: ClientRef,
+        request_id: Option<u64>,
+    },
     /// SEEK.
-    Seek { client: ClientRef, request_id: u64, target: SeekTarget },
+    Seek {
+        client: ClientRef,
+        request_id: u64,
+        target: SeekTarget,
+    },
     /// GET_LAST_MESSAGE_ID.
     LastMessageId { client: ClientRef, request_id: u64 },
     /// CONSUMER_STATS.
@@ -180,47 +209,111 @@ pub enum Message {
     /// Answer to [`Message::Probe`].
     Probed { probe: u64, alive: bool },
     /// Is the topic there? Answered by [`Message::TopicExists`].
-    FindTopic { session: SessionRef, request_id: u64, topic: TopicName },
+    FindTopic {
+        session: SessionRef,
+        request_id: u64,
+        topic: TopicName,
+    },
     /// The persistent topics of a namespace on this core. Answered by [`Message::Topics`].
-    ListTopics { session: SessionRef, request_id: u64, namespace: String },
+    ListTopics {
+        session: SessionRef,
+        request_id: u64,
+        namespace: String,
+    },
 
     // Topic to session.
     /// The producer is open.
-    ProducerOpened { client: ClientRef, request_id: u64, name: String, last_sequence_id: i64 },
+    ProducerOpened {
+        client: ClientRef,
+        request_id: u64,
+        name: String,
+        last_sequence_id: i64,
+    },
     /// The producer was refused.
-    ProducerRefused { client: ClientRef, request_id: u64, error: ServerError, message: String },
+    ProducerRefused {
+        client: ClientRef,
+        request_id: u64,
+        error: ServerError,
+        message: String,
+    },
     /// Everything the producer had sent is answered, and it is gone. `request_id` = answer this; `by_broker` = tell the client.
-    ProducerClosed { client: ClientRef, request_id: Option<u64>, by_broker: bool },
+    ProducerClosed {
+        client: ClientRef,
+        request_id: Option<u64>,
+        by_broker: bool,
+    },
     /// A SEND is durable.
-    Receipt { client: ClientRef, sequence_id: u64, highest_sequence_id: Option<u64>, position: Position },
+    Receipt {
+        client: ClientRef,
+        sequence_id: u64,
+        highest_sequence_id: Option<u64>,
+        position: Position,
+    },
     /// A SEND was refused.
-    SendRefused { client: ClientRef, sequence_id: u64, error: ServerError, message: &'static str },
+    SendRefused {
+        client: ClientRef,
+        sequence_id: u64,
+        error: ServerError,
+        message: &'static str,
+    },
     /// A SEND came for a producer that is not there.
     NoSuchProducer { client: ClientRef },
     /// The consumer is registered.
     ConsumerOpened { client: ClientRef, request_id: u64 },
     /// The consumer was refused.
-    ConsumerRefused { client: ClientRef, request_id: u64, error: ServerError, message: String },
+    ConsumerRefused {
+        client: ClientRef,
+        request_id: u64,
+        error: ServerError,
+        message: String,
+    },
     /// The consumer is gone. `request_id` = answer this; `by_broker` = tell the client.
-    ConsumerClosed { client: ClientRef, request_id: Option<u64>, by_broker: bool },
+    ConsumerClosed {
+        client: ClientRef,
+        request_id: Option<u64>,
+        by_broker: bool,
+    },
     /// ACK_RESPONSE.
-    Acked { client: ClientRef, request_id: u64, error: Option<(ServerError, &'static str)> },
+    Acked {
+        client: ClientRef,
+        request_id: u64,
+        error: Option<(ServerError, &'static str)>,
+    },
     /// The peer cannot be served: close its connection.
     Disconnect { session: SessionRef },
     /// MESSAGE.
-    Deliver { client: ClientRef, delivery: Delivery },
+    Deliver {
+        client: ClientRef,
+        delivery: Delivery,
+    },
     /// Any other answer, ready to be sent.
-    Reply { session: SessionRef, command: Box<BaseCommand> },
+    Reply {
+        session: SessionRef,
+        command: Box<BaseCommand>,
+    },
     /// Send a PING and say whether anything came back in time.
-    Probe { session: SessionRef, probe: u64, from: CoreId },
+    Probe {
+        session: SessionRef,
+        probe: u64,
+        from: CoreId,
+    },
     /// A log lane is full: stop handing on frames until [`Message::Release`].
     Hold { session: SessionRef },
     /// Takes one [`Message::Hold`] back.
     Release { session: SessionRef },
     /// Answer to [`Message::FindTopic`].
-    TopicExists { session: SessionRef, request_id: u64, topic: TopicName, exists: bool },
+    TopicExists {
+        session: SessionRef,
+        request_id: u64,
+        topic: TopicName,
+        exists: bool,
+    },
     /// Answer to [`Message::ListTopics`].
-    Topics { session: SessionRef, request_id: u64, names: Vec<String> },
+    Topics {
+        session: SessionRef,
+        request_id: u64,
+        names: Vec<String>,
+    },
 }
 
 impl Message {

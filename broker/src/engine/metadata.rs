@@ -28,7 +28,10 @@ impl Metadata {
                 None => self.namespaces.remove(namespace),
             };
         } else if let Some(topic) = key.strip_prefix(PARTITIONED) {
-            match value.and_then(|v| std::str::from_utf8(v).ok()).and_then(|v| v.parse().ok()) {
+            match value
+                .and_then(|v| std::str::from_utf8(v).ok())
+                .and_then(|v| v.parse().ok())
+            {
                 Some(count) => self.partitioned.insert(topic.to_owned(), count),
                 None => self.partitioned.remove(topic),
             };
@@ -47,7 +50,10 @@ impl Metadata {
 
     /// The key and value that make `name` a topic of `count` partitions.
     pub fn partitioned_entry(name: &TopicName, count: u32) -> (String, Bytes) {
-        (format!("{PARTITIONED}{}", strip_scheme(name.base())), Bytes::from(count.to_string()))
+        (
+            format!("{PARTITIONED}{}", strip_scheme(name.base())),
+            Bytes::from(count.to_string()),
+        )
     }
 }
 
@@ -85,7 +91,10 @@ impl Metadata {
 
 /// May a first use make this a partitioned topic? Dead-letter and retry topics never are.
 pub(crate) fn may_be_partitioned(name: &TopicName) -> bool {
-    name.domain() == Domain::Persistent && name.partition() < 0 && !name.local().ends_with("-DLQ") && !name.local().ends_with("-RETRY")
+    name.domain() == Domain::Persistent
+        && name.partition() < 0
+        && !name.local().ends_with("-DLQ")
+        && !name.local().ends_with("-RETRY")
 }
 
 #[cfg(test)]

@@ -25,9 +25,9 @@ pub use self::context::{ConnId, Context, Counters, Effects, MetadataRequest};
 pub use self::message::{CoreId, Message};
 pub use self::metadata::Metadata;
 pub use self::output::OutBuf;
+use self::session::Sessions;
 pub use self::settings::{AutoTopicType, ServiceAddress, Settings};
 pub use self::time::Now;
-use self::session::Sessions;
 use self::topic::Topics;
 use crate::store::chunk::Chunk;
 use crate::store::log::{Lane, LaneState};
@@ -79,7 +79,11 @@ const ROUNDS: usize = 16;
 
 impl Engine {
     /// An engine with the lanes of its shards, in the order of the shards.
-    pub fn new(config: EngineConfig, lanes: Vec<(u32, Lane, LaneState)>, metadata: Metadata) -> Engine {
+    pub fn new(
+        config: EngineConfig,
+        lanes: Vec<(u32, Lane, LaneState)>,
+        metadata: Metadata,
+    ) -> Engine {
         let mail = (0..config.cores).map(|_| Vec::new()).collect();
         Engine {
             topics: Topics::new(lanes, config.log_budget),
@@ -91,7 +95,10 @@ impl Engine {
                 settings: config.settings,
                 service: config.service,
                 metadata,
-                effects: Effects { mail, ..Effects::default() },
+                effects: Effects {
+                    mail,
+                    ..Effects::default()
+                },
                 counters: Counters::default(),
                 local: VecDeque::new(),
             },
@@ -155,7 +162,8 @@ impl Engine {
 
     /// The index checkpoint that covers `seq` is safe; `segments` are the lane's sealed segments.
     pub fn checkpoint_done(&mut self, shard: u32, seq: u64, segments: &[Segment], _now: Now) {
-        self.topics.checkpoint_done(&mut self.cx, shard, seq, segments);
+        self.topics
+            .checkpoint_done(&mut self.cx, shard, seq, segments);
     }
 
     /// The answer to a metadata request: `Ok(false)` = the expected version was not there.

@@ -53,7 +53,10 @@ impl TopicName {
     /// # Errors
     /// Another number of parts, an unknown domain, an empty part, or a character that tenants and namespaces may not hold.
     pub fn parse(text: &str) -> Result<TopicName, InvalidName> {
-        let bad = |reason| InvalidName { name: text.chars().take(256).collect(), reason };
+        let bad = |reason| InvalidName {
+            name: text.chars().take(256).collect(),
+            reason,
+        };
         let (domain, rest) = match text.split_once("://") {
             Some(("persistent", rest)) => (Domain::Persistent, rest),
             Some(("non-persistent", rest)) => (Domain::NonPersistent, rest),
@@ -64,13 +67,19 @@ impl TopicName {
         let (tenant, namespace, local) = match parts.as_slice() {
             [tenant, namespace, local] => (*tenant, *namespace, *local),
             [local] if !text.contains("://") => ("public", "default", *local),
-            _ => return Err(bad("expected domain://tenant/namespace/topic, tenant/namespace/topic, or topic")),
+            _ => {
+                return Err(bad(
+                    "expected domain://tenant/namespace/topic, tenant/namespace/topic, or topic",
+                ));
+            }
         };
         if local.trim().is_empty() {
             return Err(bad("the local name is empty"));
         }
         if !is_entity(tenant) || !is_entity(namespace) {
-            return Err(bad("tenant and namespace hold letters, digits and - = : . _ only"));
+            return Err(bad(
+                "tenant and namespace hold letters, digits and - = : . _ only",
+            ));
         }
         if local.len() > MAX_LOCAL {
             return Err(bad("the local name is longer than 4096 bytes"));
@@ -110,18 +119,24 @@ impl TopicName {
     /// `tenant/namespace`.
     pub fn namespace(&self) -> &str {
         let start = self.domain.scheme().len() + 3;
-        self.full.get(start..self.namespace_end as usize).unwrap_or_default()
+        self.full
+            .get(start..self.namespace_end as usize)
+            .unwrap_or_default()
     }
 
     /// The tenant.
     pub fn tenant(&self) -> &str {
         let start = self.domain.scheme().len() + 3;
-        self.full.get(start..self.tenant_end as usize).unwrap_or_default()
+        self.full
+            .get(start..self.tenant_end as usize)
+            .unwrap_or_default()
     }
 
     /// The name behind the namespace, with `-partition-N` if there is one.
     pub fn local(&self) -> &str {
-        self.full.get(self.namespace_end as usize + 1..).unwrap_or_default()
+        self.full
+            .get(self.namespace_end as usize + 1..)
+            .unwrap_or_default()
     }
 
     /// The index behind `-partition-`, or -1.
@@ -144,14 +159,20 @@ impl TopicName {
 const MAX_LOCAL: usize = 4096;
 
 fn is_entity(text: &str) -> bool {
-    !text.is_empty() && text.len() <= 1024 && text.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '=' | ':' | '.' | '_'))
+    !text.is_empty()
+        && text.len() <= 1024
+        && text
+            .chars()
+            .all(|c| c.is_alphanumeric() || matches!(c, '-' | '=' | ':' | '.' | '_'))
 }
 
 /// Splits `base-partition-N`: N is what follows the last marker, digits without leading zeros.
 fn split_partition(name: &str) -> Option<(&str, i32)> {
     let at = name.rfind(PARTITION)?;
     let digits = name.get(at + PARTITION.len()..)?;
-    let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
+    let plain = !digits.is_empty()
+        && digits.bytes().all(|b| b.is_ascii_digit())
+        && (digits == "0" || !digits.starts_with('0'));
     if !plain {
         return None;
     }
@@ -177,15 +198,35 @@ mod tests {
 
     #[test]
     fn short_names_are_completed() {
-        assert_eq!(TopicName::parse("x").unwrap().as_str(), "persistent://public/default/x");
-        assert_eq!(TopicName::parse("a/b/x").unwrap().as_str(), "persistent://a/b/x");
+        assert_eq!(
+            TopicName::parse("x").unwrap().as_str(),
+            "persistent://public/default/x"
+        );
+        assert_eq!(
+            TopicName::parse("a/b/x").unwrap().as_str(),
+            "persistent://a/b/x"
+        );
         let name = TopicName::parse("non-persistent://a/b/x").unwrap();
-        assert_eq!((name.domain(), name.tenant(), name.namespace(), name.local()), (Domain::NonPersistent, "a", "a/b", "x"));
+        assert_eq!(
+            (name.domain(), name.tenant(), name.namespace(), name.local()),
+            (Domain::NonPersistent, "a", "a/b", "x")
+        );
     }
 
     #[test]
     fn other_shapes_are_refused() {
-        for text in ["", "a/b", "a/b/c/d", "topic://a/b/c", "persistent://a/b/c/d", "persistent://a/b/", "persistent://x", "a//c", "a/b/  ", "a b/c/d"] {
+        for text in [
+            "",
+            "a/b",
+            "a/b/c/d",
+            "topic://a/b/c",
+            "persistent://a/b/c/d",
+            "persistent://a/b/",
+            "persistent://x",
+            "a//c",
+            "a/b/  ",
+            "a b/c/d",
+        ] {
             assert!(TopicName::parse(text).is_err(), "{text:?}");
         }
     }
@@ -193,19 +234,41 @@ mod tests {
     #[test]
     fn a_partition_has_a_plain_index_behind_the_last_marker() {
         let name = TopicName::parse("t-partition-12").unwrap();
-        assert_eq!((name.base(), name.partition()), ("persistent://public/default/t", 12));
-        for text in ["t-partition-01", "t-partition-", "t-partition-x", "t-partition-1x", "t-partition--1", "t-partition-99999999999"] {
+        assert_eq!(
+            (name.base(), name.partition()),
+            ("persistent://public/default/t", 12)
+        );
+        for text in [
+            "t-partition-01",
+            "t-partition-",
+            "t-partition-x",
+            "t-partition-1x",
+            "t-partition--1",
+            "t-partition-99999999999",
+        ] {
             let name = TopicName::parse(text).unwrap();
-            assert_eq!((name.base(), name.partition()), (name.as_str(), -1), "{text}");
+            assert_eq!(
+                (name.base(), name.partition()),
+                (name.as_str(), -1),
+                "{text}"
+            );
         }
         let name = TopicName::parse("t-partition-1-partition-2").unwrap();
-        assert_eq!((name.base(), name.partition()), ("persistent://public/default/t-partition-1", 2));
+        assert_eq!(
+            (name.base(), name.partition()),
+            ("persistent://public/default/t-partition-1", 2)
+        );
     }
 
     #[test]
     fn the_shard_depends_on_the_name_only() {
         let shard = TopicName::parse("x").unwrap().shard(7);
-        assert_eq!(shard, TopicName::parse("persistent://public/default/x").unwrap().shard(7));
+        assert_eq!(
+            shard,
+            TopicName::parse("persistent://public/default/x")
+                .unwrap()
+                .shard(7)
+        );
         assert!(shard < 7);
         assert_eq!(TopicName::parse("x").unwrap().shard(0), 0);
     }

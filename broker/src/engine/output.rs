@@ -53,7 +53,11 @@ impl OutBuf {
 
     /// Fills `slices` from the front of the queue; returns how many are in use.
     pub fn io_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let parts = self.queue.iter().map(|part| part.as_ref()).chain(std::iter::once(self.tail.as_ref()));
+        let parts = self
+            .queue
+            .iter()
+            .map(|part| part.as_ref())
+            .chain(std::iter::once(self.tail.as_ref()));
         let mut used = 0;
         for (slot, part) in slices.iter_mut().zip(parts.filter(|part| !part.is_empty())) {
             *slot = IoSlice::new(part);
@@ -107,7 +111,10 @@ mod tests {
         while !out.is_empty() {
             let mut slices = [IoSlice::new(&[]), IoSlice::new(&[]), IoSlice::new(&[])];
             let used = out.io_slices(&mut slices);
-            let flat: Vec<u8> = slices[..used].iter().flat_map(|s| s.iter().copied()).collect();
+            let flat: Vec<u8> = slices[..used]
+                .iter()
+                .flat_map(|s| s.iter().copied())
+                .collect();
             let taken = step.min(flat.len());
             all.extend_from_slice(&flat[..taken]);
             out.consume(taken);

@@ -8,18 +8,42 @@ use crate::store::log::Position;
 pub(crate) const NO_REQUEST: u64 = u64::MAX;
 
 pub(crate) fn base(kind: Type) -> BaseCommand {
-    BaseCommand { r#type: kind as i32, ..Default::default() }
+    BaseCommand {
+        r#type: kind as i32,
+        ..Default::default()
+    }
 }
 
 pub(crate) fn success(request_id: u64) -> BaseCommand {
-    BaseCommand { success: Some(proto::CommandSuccess { request_id, schema: None }), ..base(Type::Success) }
+    BaseCommand {
+        success: Some(proto::CommandSuccess {
+            request_id,
+            schema: None,
+        }),
+        ..base(Type::Success)
+    }
 }
 
-pub(crate) fn error(request_id: u64, error: ServerError, message: impl Into<String>) -> BaseCommand {
-    BaseCommand { error: Some(proto::CommandError { request_id, error: error as i32, message: message.into() }), ..base(Type::Error) }
+pub(crate) fn error(
+    request_id: u64,
+    error: ServerError,
+    message: impl Into<String>,
+) -> BaseCommand {
+    BaseCommand {
+        error: Some(proto::CommandError {
+            request_id,
+            error: error as i32,
+            message: message.into(),
+        }),
+        ..base(Type::Error)
+    }
 }
 
-pub(crate) fn producer_success(request_id: u64, name: String, last_sequence_id: i64) -> BaseCommand {
+pub(crate) fn producer_success(
+    request_id: u64,
+    name: String,
+    last_sequence_id: i64,
+) -> BaseCommand {
     BaseCommand {
         producer_success: Some(proto::CommandProducerSuccess {
             request_id,
@@ -35,14 +59,22 @@ pub(crate) fn producer_success(request_id: u64, name: String, last_sequence_id: 
 
 pub(crate) fn close_producer(producer_id: u64) -> BaseCommand {
     BaseCommand {
-        close_producer: Some(proto::CommandCloseProducer { producer_id, request_id: NO_REQUEST, ..Default::default() }),
+        close_producer: Some(proto::CommandCloseProducer {
+            producer_id,
+            request_id: NO_REQUEST,
+            ..Default::default()
+        }),
         ..base(Type::CloseProducer)
     }
 }
 
 pub(crate) fn close_consumer(consumer_id: u64) -> BaseCommand {
     BaseCommand {
-        close_consumer: Some(proto::CommandCloseConsumer { consumer_id, request_id: NO_REQUEST, ..Default::default() }),
+        close_consumer: Some(proto::CommandCloseConsumer {
+            consumer_id,
+            request_id: NO_REQUEST,
+            ..Default::default()
+        }),
         ..base(Type::CloseConsumer)
     }
 }
@@ -61,7 +93,11 @@ pub(crate) fn partitions(request_id: u64, partitions: u32) -> BaseCommand {
     }
 }
 
-pub(crate) fn partitions_failed(request_id: u64, error: ServerError, message: impl Into<String>) -> BaseCommand {
+pub(crate) fn partitions_failed(
+    request_id: u64,
+    error: ServerError,
+    message: impl Into<String>,
+) -> BaseCommand {
     use proto::command_partitioned_topic_metadata_response::LookupType;
     BaseCommand {
         partition_metadata_response: Some(proto::CommandPartitionedTopicMetadataResponse {
@@ -90,7 +126,11 @@ pub(crate) fn lookup(request_id: u64, url: String, through_service_url: bool) ->
     }
 }
 
-pub(crate) fn lookup_failed(request_id: u64, error: ServerError, message: impl Into<String>) -> BaseCommand {
+pub(crate) fn lookup_failed(
+    request_id: u64,
+    error: ServerError,
+    message: impl Into<String>,
+) -> BaseCommand {
     use proto::command_lookup_topic_response::LookupType;
     BaseCommand {
         lookup_topic_response: Some(proto::CommandLookupTopicResponse {
@@ -106,7 +146,11 @@ pub(crate) fn lookup_failed(request_id: u64, error: ServerError, message: impl I
 
 /// A position as the wire carries it: signed numbers in unsigned fields.
 pub(crate) fn message_id(position: Position) -> proto::MessageIdData {
-    proto::MessageIdData { ledger_id: position.ledger as u64, entry_id: position.entry as u64, ..Default::default() }
+    proto::MessageIdData {
+        ledger_id: position.ledger as u64,
+        entry_id: position.entry as u64,
+        ..Default::default()
+    }
 }
 
 /// The position in a message id of the wire.
@@ -114,18 +158,34 @@ pub(crate) fn position(id: &proto::MessageIdData) -> Position {
     Position::new(id.ledger_id as i64, id.entry_id as i64)
 }
 
-pub(crate) fn last_message_id(request_id: u64, last: Position, partition: i32, batch_index: i32, mark_delete: Position) -> BaseCommand {
+pub(crate) fn last_message_id(
+    request_id: u64,
+    last: Position,
+    partition: i32,
+    batch_index: i32,
+    mark_delete: Position,
+) -> BaseCommand {
     BaseCommand {
         get_last_message_id_response: Some(proto::CommandGetLastMessageIdResponse {
-            last_message_id: proto::MessageIdData { partition: Some(partition), batch_index: Some(batch_index), ..message_id(last) },
+            last_message_id: proto::MessageIdData {
+                partition: Some(partition),
+                batch_index: Some(batch_index),
+                ..message_id(last)
+            },
             request_id,
-            consumer_mark_delete_position: (mark_delete.ledger >= 0).then(|| message_id(mark_delete)),
+            consumer_mark_delete_position: (mark_delete.ledger >= 0)
+                .then(|| message_id(mark_delete)),
         }),
         ..base(Type::GetLastMessageIdResponse)
     }
 }
 
-pub(crate) fn topics(request_id: u64, names: Vec<String>, hash: String, changed: bool) -> BaseCommand {
+pub(crate) fn topics(
+    request_id: u64,
+    names: Vec<String>,
+    hash: String,
+    changed: bool,
+) -> BaseCommand {
     BaseCommand {
         get_topics_of_namespace_response: Some(proto::CommandGetTopicsOfNamespaceResponse {
             request_id,

@@ -86,11 +86,16 @@ impl Session {
             Type::Unsubscribe => {
                 if let Some(question) = command.unsubscribe {
                     let force = question.force.unwrap_or(false);
-                    self.ask_consumer(cx, question.consumer_id, question.request_id, |client, request_id| Message::Unsubscribe {
-                        client,
-                        request_id,
-                        force,
-                    });
+                    self.ask_consumer(
+                        cx,
+                        question.consumer_id,
+                        question.request_id,
+                        |client, request_id| Message::Unsubscribe {
+                            client,
+                            request_id,
+                            force,
+                        },
+                    );
                 }
             }
             Type::Seek => {
@@ -100,10 +105,12 @@ impl Session {
             }
             Type::GetLastMessageId => {
                 if let Some(question) = command.get_last_message_id {
-                    self.ask_consumer(cx, question.consumer_id, question.request_id, |client, request_id| Message::LastMessageId {
-                        client,
-                        request_id,
-                    });
+                    self.ask_consumer(
+                        cx,
+                        question.consumer_id,
+                        question.request_id,
+                        |client, request_id| Message::LastMessageId { client, request_id },
+                    );
                 }
             }
             Type::ConsumerStats => {
@@ -145,34 +152,61 @@ impl Session {
 
     /// No authentication round is running, so nobody can answer one.
     fn unexpected_auth(&mut self, cx: &mut Context) {
-        self.send_error(cx, reply::NO_REQUEST, ServerError::AuthenticationError, "No authentication is in progress on this connection");
+        self.send_error(
+            cx,
+            reply::NO_REQUEST,
+            ServerError::AuthenticationError,
+            "No authentication is in progress on this connection",
+        );
         self.protocol_error(cx);
     }
 
     /// Checks that PRODUCER and SUBSCRIBE share. The answer says whether the topic may be created.
-    fn check_topic(&self, cx: &Context, text: &str) -> Result<(TopicName, bool), (ServerError, String)> {
-        let name = TopicName::parse(text).map_err(|e| (ServerError::InvalidTopicName, e.to_string()))?;
+    fn check_topic(
+        &self,
+        cx: &Context,
+        text: &str,
+    ) -> Result<(TopicName, bool), (ServerError, String)> {
+        let name =
+            TopicName::parse(text).map_err(|e| (ServerError::InvalidTopicName, e.to_string()))?;
         if !cx.metadata.has_namespace(name.namespace()) {
-            let text = format!("Namespace {} of topic {name} is not served here; create it or look the topic up again", name.namespace());
+            let text = format!(
+                "Namespace {} of topic {name} is not served here; create it or look the topic up again",
+                name.namespace()
+            );
             return Err((ServerError::ServiceNotReady, text));
         }
         if name.domain() == Domain::NonPersistent {
-            return Err((ServerError::NotAllowedError, format!("Non-persistent topics are not served by this version: {name}")));
+            return Err((
+                ServerError::NotAllowedError,
+                format!("Non-persistent topics are not served by this version: {name}"),
+            ));
         }
         let auto = cx.settings.allow_auto_topic_creation && !text.ends_with(char::is_whitespace);
         match cx.metadata.check_partition(&name) {
             PartitionCheck::Plain => Ok((name, auto)),
             PartitionCheck::Partition => Ok((name, true)),
-            _ if !auto => Err((ServerError::TopicNotFound, format!("Topic {name} does not exist"))),
-            PartitionCheck::IsPartitioned => {
-                Err((ServerError::NotAllowedError, format!("{name} is a partitioned topic; use one of its partitions, {name}-partition-0 and so on")))
-            }
-            PartitionCheck::NotPartitioned => {
-                Err((ServerError::NotAllowedError, format!("{name} names a partition, but {} is not a partitioned topic", name.base())))
-            }
-            PartitionCheck::Beyond => {
-                Err((ServerError::TopicNotFound, format!("{name} is beyond the last partition of {}", name.base())))
-            }
+            _ if !auto => Err((
+                ServerError::TopicNotFound,
+                format!("Topic {name} does not exist"),
+            )),
+            PartitionCheck::IsPartitioned => Err((
+                ServerError::NotAllowedError,
+                format!(
+                    "{name} is a partitioned topic; use one of its partitions, {name}-partition-0 and so on"
+                ),
+            )),
+            PartitionCheck::NotPartitioned => Err((
+                ServerError::NotAllowedError,
+                format!(
+                    "{name} names a partition, but {} is not a partitioned topic",
+                    name.base()
+                ),
+            )),
+            PartitionCheck::Beyond => Err((
+                ServerError::TopicNotFound,
+                format!("{name} is beyond the last partition of {}", name.base()),
+            )),
         }
     }
 
@@ -184,9 +218,17 @@ impl Session {
                 return;
             }
             Some(ClientState::Opening) => {
-                return self.send_error(cx, request_id, ServerError::ServiceNotReady, format!("Producer {id} is still being created on this connection"));
+                return self.send_error(
+                    cx,
+                    request_id,
+                    ServerError::ServiceNotReady,
+                    format!("Producer {id} is still being created on this connection"),
+                );
             }
-            Some(ClientState::Open { name, last_sequence_id }) => {
+            Some(ClientState::Open {
+                name,
+                last_sequence_id,
+            }) => {
                 let answer = reply::producer_success(request_id, name.clone(), *last_sequence_id);
                 return self.send(cx, &answer);
             }
@@ -196,7 +238,10 @@ impl Session {
             Ok(checked) => checked,
             Err((error, message)) => return self.send_error(cx, request_id, error, message),
         };
-        if producer.producer_access_mode.is_some_and(|mode| (1..=3).contains(&mode)) {
+        if producer
+            .producer_access_mode
+            .is_some_and(|mode| (1..=3).contains(&mode))
+        {
             let text = "Only producer access mode Shared is served by this version";
             return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
         }
@@ -204,7 +249,9 @@ impl Session {
             let text = "Schemas are not served by this version; create the producer without one";
             return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
         }
-        let initial_subscription = producer.initial_subscription_name.filter(|name| !name.is_empty());
+        let initial_subscription = producer
+            .initial_subscription_name
+            .filter(|name| !name.is_empty());
         if initial_subscription.is_some() && !cx.settings.allow_auto_subscription_creation {
             let text = "The initial subscription may not be created: allowAutoSubscriptionCreation is false";
             return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
@@ -212,7 +259,14 @@ impl Session {
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let client = self.next_client(id);
         self.closed_by_broker.remove(&id);
-        self.producers.insert(id, Client { incarnation: client.incarnation, core, state: ClientState::Opening });
+        self.producers.insert(
+            id,
+            Client {
+                incarnation: client.incarnation,
+                core,
+                state: ClientState::Opening,
+            },
+        );
         let open = OpenProducer {
             topic,
             request_id,
@@ -221,21 +275,42 @@ impl Session {
             create,
             initial_subscription,
         };
-        cx.post(core, Message::OpenProducer { client, open: Box::new(open) });
+        cx.post(
+            core,
+            Message::OpenProducer {
+                client,
+                open: Box::new(open),
+            },
+        );
     }
 
     fn close_producer(&mut self, cx: &mut Context, id: u64, request_id: u64) {
         match self.producers.get_mut(&id) {
             Some(client) if !matches!(client.state, ClientState::Closing) => {
                 client.state = ClientState::Closing;
-                let client_ref = ClientRef { session: self.me, incarnation: client.incarnation, id };
-                cx.post(client.core, Message::CloseProducer { client: client_ref, request_id: Some(request_id) });
+                let client_ref = ClientRef {
+                    session: self.me,
+                    incarnation: client.incarnation,
+                    id,
+                };
+                cx.post(
+                    client.core,
+                    Message::CloseProducer {
+                        client: client_ref,
+                        request_id: Some(request_id),
+                    },
+                );
             }
             _ => self.send(cx, &reply::success(request_id)),
         }
     }
 
-    fn open_consumer(&mut self, cx: &mut Context, subscribe: proto::CommandSubscribe, frame: Frame) {
+    fn open_consumer(
+        &mut self,
+        cx: &mut Context,
+        subscribe: proto::CommandSubscribe,
+        frame: Frame,
+    ) {
         let (id, request_id) = (subscribe.consumer_id, subscribe.request_id);
         match self.consumers.get(&id).map(|client| &client.state) {
             Some(ClientState::Closing) => {
@@ -243,7 +318,12 @@ impl Session {
                 return;
             }
             Some(ClientState::Opening) => {
-                return self.send_error(cx, request_id, ServerError::ServiceNotReady, format!("Consumer {id} is still being created on this connection"));
+                return self.send_error(
+                    cx,
+                    request_id,
+                    ServerError::ServiceNotReady,
+                    format!("Consumer {id} is still being created on this connection"),
+                );
             }
             Some(ClientState::Open { .. }) => return self.send(cx, &reply::success(request_id)),
             None => {}
@@ -257,7 +337,14 @@ impl Session {
         }
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let client = self.next_client(id);
-        self.consumers.insert(id, Client { incarnation: client.incarnation, core, state: ClientState::Opening });
+        self.consumers.insert(
+            id,
+            Client {
+                incarnation: client.incarnation,
+                core,
+                state: ClientState::Opening,
+            },
+        );
         let open = OpenConsumer {
             topic,
             request_id,
@@ -268,41 +355,81 @@ impl Session {
             durable: subscribe.durable.unwrap_or(true),
             start: subscribe.start_message_id.as_ref().map(reply::position),
             rollback_seconds: subscribe.start_message_rollback_duration_sec.unwrap_or(0),
-            earliest: subscribe.initial_position == Some(proto::command_subscribe::InitialPosition::Earliest as i32),
+            earliest: subscribe.initial_position
+                == Some(proto::command_subscribe::InitialPosition::Earliest as i32),
             create_topic: create_topic && subscribe.force_topic_creation.unwrap_or(true),
             create_subscription: cx.settings.allow_auto_subscription_creation,
-            properties: subscribe.subscription_properties.into_iter().map(|p| (p.key, p.value)).collect(),
+            properties: subscribe
+                .subscription_properties
+                .into_iter()
+                .map(|p| (p.key, p.value))
+                .collect(),
             epoch: subscribe.consumer_epoch,
             address: self.peer.to_string(),
             version: self.version,
         };
-        cx.post(core, Message::OpenConsumer { client, open: Box::new(open) });
+        cx.post(
+            core,
+            Message::OpenConsumer {
+                client,
+                open: Box::new(open),
+            },
+        );
     }
 
     fn close_consumer(&mut self, cx: &mut Context, id: u64, request_id: u64) {
         match self.consumers.get_mut(&id) {
             Some(client) if !matches!(client.state, ClientState::Closing) => {
                 client.state = ClientState::Closing;
-                let client_ref = ClientRef { session: self.me, incarnation: client.incarnation, id };
-                cx.post(client.core, Message::CloseConsumer { client: client_ref, request_id: Some(request_id) });
+                let client_ref = ClientRef {
+                    session: self.me,
+                    incarnation: client.incarnation,
+                    id,
+                };
+                cx.post(
+                    client.core,
+                    Message::CloseConsumer {
+                        client: client_ref,
+                        request_id: Some(request_id),
+                    },
+                );
             }
             _ => self.send(cx, &reply::success(request_id)),
         }
     }
 
-    fn redeliver(&mut self, cx: &mut Context, redeliver: &proto::CommandRedeliverUnacknowledgedMessages) {
-        let Some(client) = self.consumers.get(&redeliver.consumer_id) else { return };
+    fn redeliver(
+        &mut self,
+        cx: &mut Context,
+        redeliver: &proto::CommandRedeliverUnacknowledgedMessages,
+    ) {
+        let Some(client) = self.consumers.get(&redeliver.consumer_id) else {
+            return;
+        };
         if matches!(client.state, ClientState::Closing) {
             return;
         }
         let client_ref = self.client_ref(client, redeliver.consumer_id);
         let ids: Vec<Position> = redeliver.message_ids.iter().map(reply::position).collect();
         let ids = (!ids.is_empty()).then_some(ids);
-        cx.post(client.core, Message::Redeliver { client: client_ref, ids, epoch: redeliver.consumer_epoch });
+        cx.post(
+            client.core,
+            Message::Redeliver {
+                client: client_ref,
+                ids,
+                epoch: redeliver.consumer_epoch,
+            },
+        );
     }
 
     /// Passes a question about a consumer on to its topic.
-    fn ask_consumer(&mut self, cx: &mut Context, id: u64, request_id: u64, message: impl FnOnce(ClientRef, u64) -> Message) {
+    fn ask_consumer(
+        &mut self,
+        cx: &mut Context,
+        id: u64,
+        request_id: u64,
+        message: impl FnOnce(ClientRef, u64) -> Message,
+    ) {
         match self.consumers.get(&id) {
             Some(client) if !matches!(client.state, ClientState::Closing) => {
                 let client_ref = self.client_ref(client, id);
@@ -321,42 +448,89 @@ impl Session {
                 return self.send_error(cx, seek.request_id, ServerError::MetadataError, text);
             }
         };
-        self.ask_consumer(cx, seek.consumer_id, seek.request_id, |client, request_id| Message::Seek { client, request_id, target });
+        self.ask_consumer(
+            cx,
+            seek.consumer_id,
+            seek.request_id,
+            |client, request_id| Message::Seek {
+                client,
+                request_id,
+                target,
+            },
+        );
     }
 
     /// An unknown consumer id ends the connection here, as it does in Pulsar 5.0.1.
     fn consumer_stats(&mut self, cx: &mut Context, stats: &proto::CommandConsumerStats) {
         if self.consumers.contains_key(&stats.consumer_id) {
-            self.ask_consumer(cx, stats.consumer_id, stats.request_id, |client, request_id| Message::ConsumerStats { client, request_id });
+            self.ask_consumer(
+                cx,
+                stats.consumer_id,
+                stats.request_id,
+                |client, request_id| Message::ConsumerStats { client, request_id },
+            );
         } else {
             self.protocol_error(cx);
         }
     }
 
     /// A topic says what became of a producer or consumer.
-    pub(super) fn client_changed(&mut self, cx: &mut Context, client: ClientRef, message: Message, now: Now) {
+    pub(super) fn client_changed(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        message: Message,
+        now: Now,
+    ) {
         let id = client.id;
-        let current = |map: &std::collections::BTreeMap<u64, Client>| map.get(&id).is_some_and(|c| c.incarnation == client.incarnation);
+        let current = |map: &std::collections::BTreeMap<u64, Client>| {
+            map.get(&id)
+                .is_some_and(|c| c.incarnation == client.incarnation)
+        };
         match message {
-            Message::ProducerOpened { request_id, name, last_sequence_id, .. } => {
-                if let Some(entry) = self.producers.get_mut(&id).filter(|c| c.incarnation == client.incarnation)
+            Message::ProducerOpened {
+                request_id,
+                name,
+                last_sequence_id,
+                ..
+            } => {
+                if let Some(entry) = self
+                    .producers
+                    .get_mut(&id)
+                    .filter(|c| c.incarnation == client.incarnation)
                     && matches!(entry.state, ClientState::Opening)
                 {
-                    entry.state = ClientState::Open { name: name.clone(), last_sequence_id };
+                    entry.state = ClientState::Open {
+                        name: name.clone(),
+                        last_sequence_id,
+                    };
                 }
-                self.send(cx, &reply::producer_success(request_id, name, last_sequence_id));
+                self.send(
+                    cx,
+                    &reply::producer_success(request_id, name, last_sequence_id),
+                );
             }
-            Message::ProducerRefused { request_id, error, message, .. } => {
+            Message::ProducerRefused {
+                request_id,
+                error,
+                message,
+                ..
+            } => {
                 if current(&self.producers) {
                     self.producers.remove(&id);
                 }
                 self.send_error(cx, request_id, error, message);
             }
-            Message::ProducerClosed { request_id, by_broker, .. } => {
+            Message::ProducerClosed {
+                request_id,
+                by_broker,
+                ..
+            } => {
                 if current(&self.producers) {
                     self.producers.remove(&id);
                     if by_broker {
-                        let until = now.ms + u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
+                        let until =
+                            now.ms + u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
                         self.closed_by_broker.insert(id, until);
                         self.tell_closed(cx, &reply::close_producer(id));
                     }
@@ -366,30 +540,46 @@ impl Session {
                     self.touch(cx);
                 }
             }
-            Message::NoSuchProducer { .. } => {
-                if current(&self.producers) || !self.closed_by_broker.contains_key(&id) {
-                    self.protocol_error(cx);
-                }
+            Message::NoSuchProducer { .. }
+                if current(&self.producers) || !self.closed_by_broker.contains_key(&id) =>
+            {
+                self.protocol_error(cx);
             }
             Message::ConsumerOpened { request_id, .. } => {
-                if let Some(entry) = self.consumers.get_mut(&id).filter(|c| c.incarnation == client.incarnation)
+                if let Some(entry) = self
+                    .consumers
+                    .get_mut(&id)
+                    .filter(|c| c.incarnation == client.incarnation)
                     && matches!(entry.state, ClientState::Opening)
                 {
-                    entry.state = ClientState::Open { name: String::new(), last_sequence_id: -1 };
+                    entry.state = ClientState::Open {
+                        name: String::new(),
+                        last_sequence_id: -1,
+                    };
                 }
                 self.out.encode(|buf| encode::success(buf, request_id));
                 self.touch(cx);
             }
-            Message::ConsumerRefused { request_id, error, message, .. } => {
+            Message::ConsumerRefused {
+                request_id,
+                error,
+                message,
+                ..
+            } => {
                 if current(&self.consumers) {
                     self.consumers.remove(&id);
                 }
                 self.send_error(cx, request_id, error, message);
             }
-            Message::ConsumerClosed { request_id, by_broker, .. } => {
+            Message::ConsumerClosed {
+                request_id,
+                by_broker,
+                ..
+            } => {
                 if current(&self.consumers) {
                     self.consumers.remove(&id);
-                    self.unwritten.retain(|(c, _, _)| c.incarnation != client.incarnation);
+                    self.unwritten
+                        .retain(|(c, _, _)| c.incarnation != client.incarnation);
                     if by_broker {
                         self.tell_closed(cx, &reply::close_consumer(id));
                     }
@@ -413,26 +603,58 @@ impl Session {
     }
 }
 
-fn check_subscribe(cx: &Context, subscribe: &proto::CommandSubscribe) -> Result<(), (ServerError, String)> {
+fn check_subscribe(
+    cx: &Context,
+    subscribe: &proto::CommandSubscribe,
+) -> Result<(), (ServerError, String)> {
     use proto::command_subscribe::SubType;
-    let size: usize = subscribe.metadata.iter().map(|p| p.key.len() + p.value.len()).sum();
+    let size: usize = subscribe
+        .metadata
+        .iter()
+        .map(|p| p.key.len() + p.value.len())
+        .sum();
     let limit = cx.settings.max_consumer_metadata_size as usize;
     if size > limit {
-        return Err((ServerError::MetadataError, format!("Consumer metadata is {size} bytes, maxConsumerMetadataSize is {limit}")));
+        return Err((
+            ServerError::MetadataError,
+            format!("Consumer metadata is {size} bytes, maxConsumerMetadataSize is {limit}"),
+        ));
     }
     let name = &subscribe.subscription;
-    if name.is_empty() || RESERVED_SUBSCRIPTIONS.iter().any(|reserved| name.starts_with(reserved)) {
-        return Err((ServerError::ProducerBusy, format!("'{name}' cannot be a subscription name: it is empty or reserved")));
+    if name.is_empty()
+        || RESERVED_SUBSCRIPTIONS
+            .iter()
+            .any(|reserved| name.starts_with(reserved))
+    {
+        return Err((
+            ServerError::ProducerBusy,
+            format!("'{name}' cannot be a subscription name: it is empty or reserved"),
+        ));
     }
     let shared = subscribe.sub_type == SubType::Shared as i32;
-    if subscribe.read_compacted == Some(true) && (shared || subscribe.sub_type == SubType::KeyShared as i32) {
-        return Err((ServerError::NotAllowedError, "readCompacted needs an Exclusive or Failover subscription".into()));
+    if subscribe.read_compacted == Some(true)
+        && (shared || subscribe.sub_type == SubType::KeyShared as i32)
+    {
+        return Err((
+            ServerError::NotAllowedError,
+            "readCompacted needs an Exclusive or Failover subscription".into(),
+        ));
     }
     if !shared && subscribe.sub_type != SubType::Exclusive as i32 {
-        return Err((ServerError::NotAllowedError, "Failover and Key_Shared subscriptions are not served by this version".into()));
+        return Err((
+            ServerError::NotAllowedError,
+            "Failover and Key_Shared subscriptions are not served by this version".into(),
+        ));
     }
-    if subscribe.schema.as_ref().is_some_and(|schema| schema.r#type != AUTO_CONSUME) {
-        return Err((ServerError::NotAllowedError, "Schemas are not served by this version; subscribe without one".into()));
+    if subscribe
+        .schema
+        .as_ref()
+        .is_some_and(|schema| schema.r#type != AUTO_CONSUME)
+    {
+        return Err((
+            ServerError::NotAllowedError,
+            "Schemas are not served by this version; subscribe without one".into(),
+        ));
     }
     Ok(())
 }
@@ -448,20 +670,47 @@ fn unsupported(kind: Type, command: &BaseCommand) -> Unsupported {
     const NO_TXN: &str = "Transactions are not enabled on this broker";
     let not_allowed = ServerError::NotAllowedError;
     let refuse = |request_id: Option<u64>, text: &str| match request_id {
-        Some(request_id) => Unsupported::Answer(Box::new(reply::error(request_id, not_allowed, text))),
+        Some(request_id) => {
+            Unsupported::Answer(Box::new(reply::error(request_id, not_allowed, text)))
+        }
         None => Unsupported::NotServed,
     };
     match kind {
         Type::NewTxn => refuse(command.new_txn.as_ref().map(|c| c.request_id), NO_TXN),
-        Type::AddPartitionToTxn => refuse(command.add_partition_to_txn.as_ref().map(|c| c.request_id), NO_TXN),
-        Type::AddSubscriptionToTxn => refuse(command.add_subscription_to_txn.as_ref().map(|c| c.request_id), NO_TXN),
+        Type::AddPartitionToTxn => refuse(
+            command.add_partition_to_txn.as_ref().map(|c| c.request_id),
+            NO_TXN,
+        ),
+        Type::AddSubscriptionToTxn => refuse(
+            command
+                .add_subscription_to_txn
+                .as_ref()
+                .map(|c| c.request_id),
+            NO_TXN,
+        ),
         Type::EndTxn => refuse(command.end_txn.as_ref().map(|c| c.request_id), NO_TXN),
-        Type::EndTxnOnPartition => refuse(command.end_txn_on_partition.as_ref().map(|c| c.request_id), NO_TXN),
-        Type::EndTxnOnSubscription => refuse(command.end_txn_on_subscription.as_ref().map(|c| c.request_id), NO_TXN),
-        Type::TcClientConnectRequest => refuse(command.tc_client_connect_request.as_ref().map(|c| c.request_id), NO_TXN),
-        Type::WatchTopicList => {
-            refuse(command.watch_topic_list.as_ref().map(|c| c.request_id), "Topic list watchers are not served by this version")
-        }
+        Type::EndTxnOnPartition => refuse(
+            command.end_txn_on_partition.as_ref().map(|c| c.request_id),
+            NO_TXN,
+        ),
+        Type::EndTxnOnSubscription => refuse(
+            command
+                .end_txn_on_subscription
+                .as_ref()
+                .map(|c| c.request_id),
+            NO_TXN,
+        ),
+        Type::TcClientConnectRequest => refuse(
+            command
+                .tc_client_connect_request
+                .as_ref()
+                .map(|c| c.request_id),
+            NO_TXN,
+        ),
+        Type::WatchTopicList => refuse(
+            command.watch_topic_list.as_ref().map(|c| c.request_id),
+            "Topic list watchers are not served by this version",
+        ),
         Type::WatchTopicListClose => match &command.watch_topic_list_close {
             Some(close) => Unsupported::Answer(Box::new(reply::success(close.request_id))),
             None => Unsupported::NotServed,
@@ -499,20 +748,37 @@ fn unsupported_scalable(kind: Type, command: &BaseCommand) -> Unsupported {
     let message = Some("Scalable topics are not served by this broker".to_owned());
     let answer = match kind {
         Type::ScalableTopicLookup => command.scalable_topic_lookup.as_ref().map(|c| BaseCommand {
-            scalable_topic_update: Some(proto::CommandScalableTopicUpdate { session_id: c.session_id, error, message, ..Default::default() }),
-            ..reply::base(Type::ScalableTopicUpdate)
-        }),
-        Type::ScalableTopicSubscribe => command.scalable_topic_subscribe.as_ref().map(|c| BaseCommand {
-            scalable_topic_subscribe_response: Some(proto::CommandScalableTopicSubscribeResponse {
-                request_id: c.request_id,
+            scalable_topic_update: Some(proto::CommandScalableTopicUpdate {
+                session_id: c.session_id,
                 error,
                 message,
                 ..Default::default()
             }),
-            ..reply::base(Type::ScalableTopicSubscribeResponse)
+            ..reply::base(Type::ScalableTopicUpdate)
         }),
+        Type::ScalableTopicSubscribe => {
+            command
+                .scalable_topic_subscribe
+                .as_ref()
+                .map(|c| BaseCommand {
+                    scalable_topic_subscribe_response: Some(
+                        proto::CommandScalableTopicSubscribeResponse {
+                            request_id: c.request_id,
+                            error,
+                            message,
+                            ..Default::default()
+                        },
+                    ),
+                    ..reply::base(Type::ScalableTopicSubscribeResponse)
+                })
+        }
         Type::WatchScalableTopics => command.watch_scalable_topics.as_ref().map(|c| BaseCommand {
-            watch_scalable_topics_update: Some(proto::CommandWatchScalableTopicsUpdate { watch_id: c.watch_id, error, message, ..Default::default() }),
+            watch_scalable_topics_update: Some(proto::CommandWatchScalableTopicsUpdate {
+                watch_id: c.watch_id,
+                error,
+                message,
+                ..Default::default()
+            }),
             ..reply::base(Type::WatchScalableTopicsUpdate)
         }),
         Type::WatchTcAssignments => command.watch_tc_assignments.as_ref().map(|c| BaseCommand {
@@ -524,8 +790,12 @@ fn unsupported_scalable(kind: Type, command: &BaseCommand) -> Unsupported {
             }),
             ..reply::base(Type::WatchTcAssignmentsUpdate)
         }),
-        Type::ScalableTopicClose | Type::WatchScalableTopicsClose | Type::WatchTcAssignmentsClose => return Unsupported::Silent,
+        Type::ScalableTopicClose
+        | Type::WatchScalableTopicsClose
+        | Type::WatchTcAssignmentsClose => return Unsupported::Silent,
         _ => None,
     };
-    answer.map_or(Unsupported::NotServed, |answer| Unsupported::Answer(Box::new(answer)))
+    answer.map_or(Unsupported::NotServed, |answer| {
+        Unsupported::Answer(Box::new(answer))
+    })
 }

@@ -7,8 +7,6 @@
 mod commands;
 mod lookup;
 mod publish;
-#[cfg(test)]
-mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -83,7 +81,11 @@ enum Inquiry {
     /// PARTITIONED_METADATA; `create` = a missing topic may be made.
     Partitions { create: bool },
     /// GET_TOPICS_OF_NAMESPACE: answers still missing, names so far, the client's hash.
-    Topics { missing: CoreId, names: Vec<String>, hash: Option<String> },
+    Topics {
+        missing: CoreId,
+        names: Vec<String>,
+        hash: Option<String>,
+    },
 }
 
 /// The broker's end of one connection.
@@ -114,7 +116,10 @@ pub(super) struct Session {
 
 impl Session {
     fn conn(&self) -> ConnId {
-        ConnId { slot: self.me.slot, generation: self.me.generation }
+        ConnId {
+            slot: self.me.slot,
+            generation: self.me.generation,
+        }
     }
 
     fn touch(&mut self, cx: &mut Context) {
@@ -129,17 +134,31 @@ impl Session {
         self.touch(cx);
     }
 
-    fn send_error(&mut self, cx: &mut Context, request_id: u64, error: ServerError, message: impl Into<String>) {
+    fn send_error(
+        &mut self,
+        cx: &mut Context,
+        request_id: u64,
+        error: ServerError,
+        message: impl Into<String>,
+    ) {
         self.send(cx, &reply::error(request_id, error, message));
     }
 
     fn next_client(&mut self, id: u64) -> ClientRef {
         self.next_incarnation = self.next_incarnation.wrapping_add(1);
-        ClientRef { session: self.me, incarnation: self.next_incarnation, id }
+        ClientRef {
+            session: self.me,
+            incarnation: self.next_incarnation,
+            id,
+        }
     }
 
     fn client_ref(&self, client: &Client, id: u64) -> ClientRef {
-        ClientRef { session: self.me, incarnation: client.incarnation, id }
+        ClientRef {
+            session: self.me,
+            incarnation: client.incarnation,
+            id,
+        }
     }
 
     /// Ends the session: what is queued is still tried, the runtime reports the closed socket afterwards.
@@ -189,14 +208,24 @@ impl Sessions {
 
     fn get(&mut self, slot: u32, generation: u32) -> Option<&mut Session> {
         let slot = self.slots.get_mut(slot as usize)?;
-        if slot.generation == generation { slot.session.as_deref_mut() } else { None }
+        if slot.generation == generation {
+            slot.session.as_deref_mut()
+        } else {
+            None
+        }
     }
 
     fn find(&mut self, session: SessionRef) -> Option<&mut Session> {
         self.get(session.slot, session.generation)
     }
 
-    pub(super) fn accept(&mut self, cx: &mut Context, peer: SocketAddr, local: SocketAddr, now: Now) -> ConnId {
+    pub(super) fn accept(
+        &mut self,
+        cx: &mut Context,
+        peer: SocketAddr,
+        local: SocketAddr,
+        now: Now,
+    ) -> ConnId {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
@@ -206,10 +235,17 @@ impl Sessions {
         };
         let interval = u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
         let Some(slot) = self.slots.get_mut(index as usize) else {
-            return ConnId { slot: index, generation: 0 };
+            return ConnId {
+                slot: index,
+                generation: 0,
+            };
         };
         slot.generation = slot.generation.wrapping_add(1);
-        let me = SessionRef { core: cx.core, slot: index, generation: slot.generation };
+        let me = SessionRef {
+            core: cx.core,
+            slot: index,
+            generation: slot.generation,
+        };
         slot.session = Some(Box::new(Session {
             me,
             peer,
@@ -232,23 +268,31 @@ impl Sessions {
             inquiries: BTreeMap::new(),
         }));
         if interval > 0 {
-            self.timers.insert((now.ms + interval, index, me.generation));
+            self.timers
+                .insert((now.ms + interval, index, me.generation));
         }
         self.connected += 1;
-        ConnId { slot: index, generation: me.generation }
+        ConnId {
+            slot: index,
+            generation: me.generation,
+        }
     }
 
     pub(super) fn wants_frames(&mut self, conn: ConnId) -> bool {
-        self.get(conn.slot, conn.generation).is_some_and(|session| session.wants_frames())
+        self.get(conn.slot, conn.generation)
+            .is_some_and(|session| session.wants_frames())
     }
 
     pub(super) fn output(&mut self, conn: ConnId) -> Option<&mut OutBuf> {
-        self.get(conn.slot, conn.generation).map(|session| &mut session.out)
+        self.get(conn.slot, conn.generation)
+            .map(|session| &mut session.out)
     }
 
     /// One frame of a connection.
     pub(super) fn frame(&mut self, cx: &mut Context, conn: ConnId, frame: Frame, now: Now) {
-        let Some(session) = self.get(conn.slot, conn.generation) else { return };
+        let Some(session) = self.get(conn.slot, conn.generation) else {
+            return;
+        };
         session.pinged = false;
         for (probe, core, _) in session.probes.drain(..) {
             cx.post(core, Message::Probed { probe, alive: true });
@@ -279,35 +323,59 @@ impl Sessions {
 
     /// The socket is gone: the session's producers and consumers leave their topics.
     pub(super) fn closed(&mut self, cx: &mut Context, conn: ConnId) {
-        let Some(slot) = self.slots.get_mut(conn.slot as usize) else { return };
+        let Some(slot) = self.slots.get_mut(conn.slot as usize) else {
+            return;
+        };
         if slot.generation != conn.generation {
             return;
         }
-        let Some(mut session) = slot.session.take() else { return };
+        let Some(mut session) = slot.session.take() else {
+            return;
+        };
         self.free.push(conn.slot);
         self.connected -= 1;
         session.stage = Stage::Closing;
         for (id, client) in std::mem::take(&mut session.producers) {
             if !matches!(client.state, ClientState::Closing) {
                 let client_ref = session.client_ref(&client, id);
-                cx.post(client.core, Message::CloseProducer { client: client_ref, request_id: None });
+                cx.post(
+                    client.core,
+                    Message::CloseProducer {
+                        client: client_ref,
+                        request_id: None,
+                    },
+                );
             }
         }
         for (id, client) in std::mem::take(&mut session.consumers) {
             if !matches!(client.state, ClientState::Closing) {
                 let client_ref = session.client_ref(&client, id);
-                cx.post(client.core, Message::CloseConsumer { client: client_ref, request_id: None });
+                cx.post(
+                    client.core,
+                    Message::CloseConsumer {
+                        client: client_ref,
+                        request_id: None,
+                    },
+                );
             }
         }
         // Behind the closes, so that the holder of a name is gone when the answer arrives.
         for (probe, core, _) in session.probes.drain(..) {
-            cx.post(core, Message::Probed { probe, alive: false });
+            cx.post(
+                core,
+                Message::Probed {
+                    probe,
+                    alive: false,
+                },
+            );
         }
     }
 
     /// Output was written: deliveries count as written, and a peer that reads again is served again.
     pub(super) fn sent(&mut self, cx: &mut Context, conn: ConnId, now: Now) {
-        let Some(session) = self.get(conn.slot, conn.generation) else { return };
+        let Some(session) = self.get(conn.slot, conn.generation) else {
+            return;
+        };
         session.dirty = false;
         if session.out.is_empty() {
             session.out.release_idle();
@@ -344,52 +412,108 @@ impl Sessions {
     /// A message from a topic.
     pub(super) fn message(&mut self, cx: &mut Context, message: Message, now: Now) {
         match message {
-            Message::Receipt { client, sequence_id, highest_sequence_id, position } => {
-                let Some(session) = self.find(client.session) else { return };
+            Message::Receipt {
+                client,
+                sequence_id,
+                highest_sequence_id,
+                position,
+            } => {
+                let Some(session) = self.find(client.session) else {
+                    return;
+                };
                 let highest = highest_sequence_id.unwrap_or(u64::MAX);
                 session.out.encode(|buf| {
-                    encode::send_receipt(buf, client.id, sequence_id, highest, position.ledger as u64, position.entry as u64);
+                    encode::send_receipt(
+                        buf,
+                        client.id,
+                        sequence_id,
+                        highest,
+                        position.ledger as u64,
+                        position.entry as u64,
+                    );
                 });
                 session.answered(cx);
                 Self::settle(session, cx, now);
             }
             Message::Deliver { client, delivery } => {
-                let Some(session) = self.find(client.session) else { return };
+                let Some(session) = self.find(client.session) else {
+                    return;
+                };
                 session.deliver(cx, client, delivery);
             }
-            Message::SendRefused { client, sequence_id, error, message } => {
-                let Some(session) = self.find(client.session) else { return };
-                session.out.encode(|buf| encode::send_error(buf, client.id, sequence_id, error, message));
+            Message::SendRefused {
+                client,
+                sequence_id,
+                error,
+                message,
+            } => {
+                let Some(session) = self.find(client.session) else {
+                    return;
+                };
+                session
+                    .out
+                    .encode(|buf| encode::send_error(buf, client.id, sequence_id, error, message));
                 session.answered(cx);
                 Self::settle(session, cx, now);
             }
-            Message::Acked { client, request_id, error } => {
-                let Some(session) = self.find(client.session) else { return };
-                session.out.encode(|buf| encode::ack_response(buf, client.id, Some(request_id), error));
+            Message::Acked {
+                client,
+                request_id,
+                error,
+            } => {
+                let Some(session) = self.find(client.session) else {
+                    return;
+                };
+                session
+                    .out
+                    .encode(|buf| encode::ack_response(buf, client.id, Some(request_id), error));
                 session.touch(cx);
             }
             Message::Disconnect { session } => {
-                let Some(session) = self.find(session) else { return };
+                let Some(session) = self.find(session) else {
+                    return;
+                };
                 session.protocol_error(cx);
             }
             Message::Reply { session, command } => {
-                let Some(session) = self.find(session) else { return };
+                let Some(session) = self.find(session) else {
+                    return;
+                };
                 session.send(cx, &command);
             }
             Message::Hold { session } => {
-                let Some(session) = self.find(session) else { return };
+                let Some(session) = self.find(session) else {
+                    return;
+                };
                 session.holds.lanes += 1;
                 session.reading = false;
             }
             Message::Release { session } => {
-                let Some(session) = self.find(session) else { return };
+                let Some(session) = self.find(session) else {
+                    return;
+                };
                 session.holds.lanes = session.holds.lanes.saturating_sub(1);
                 Self::settle(session, cx, now);
             }
-            Message::Probe { session, probe, from } => self.probe(cx, session, probe, from, now),
-            Message::TopicExists { session, request_id, topic, exists } => self.topic_exists(cx, session, request_id, &topic, exists),
-            Message::Topics { session, request_id, names } => {
-                let Some(session) = self.find(session) else { return };
+            Message::Probe {
+                session,
+                probe,
+                from,
+            } => self.probe(cx, session, probe, from, now),
+            Message::TopicExists {
+                session,
+                request_id,
+                topic,
+                exists,
+            } => self.topic_exists(cx, session, request_id, &topic, exists),
+            Message::Topics {
+                session,
+                request_id,
+                names,
+            } => {
+                let Some(session) = self.find(session) else {
+                    return;
+                };
                 session.topics(cx, request_id, names);
             }
             other => self.client_message(cx, other, now),
@@ -407,7 +531,9 @@ impl Sessions {
             | Message::ConsumerClosed { client, .. } => *client,
             _ => return,
         };
-        let Some(session) = self.find(client.session) else { return };
+        let Some(session) = self.find(client.session) else {
+            return;
+        };
         session.client_changed(cx, client, message, now);
         Self::settle(session, cx, now);
     }
@@ -415,17 +541,28 @@ impl Sessions {
     fn probe(&mut self, cx: &mut Context, target: SessionRef, probe: u64, from: CoreId, now: Now) {
         let timeout = u64::from(cx.settings.connection_liveness_check_timeout_millis);
         let Some(session) = self.find(target) else {
-            return cx.post(from, Message::Probed { probe, alive: false });
+            return cx.post(
+                from,
+                Message::Probed {
+                    probe,
+                    alive: false,
+                },
+            );
         };
         // A session that is held does not read: its silence says nothing.
-        if session.stage != Stage::Connected || session.version < 1 || timeout == 0 || !session.wants_frames() {
+        if session.stage != Stage::Connected
+            || session.version < 1
+            || timeout == 0
+            || !session.wants_frames()
+        {
             return cx.post(from, Message::Probed { probe, alive: true });
         }
         let deadline = now.ms + timeout;
         session.probes.push((probe, from, deadline));
         session.out.encode(encode::ping);
         session.touch(cx);
-        self.timers.insert((deadline, target.slot, target.generation));
+        self.timers
+            .insert((deadline, target.slot, target.generation));
     }
 
     pub(super) fn next_wakeup(&self) -> Option<u64> {
@@ -440,11 +577,18 @@ impl Sessions {
                 break;
             }
             self.timers.pop_first();
-            let Some(session) = self.get(slot, generation) else { continue };
-            if session.probes.iter().any(|(_, _, deadline)| *deadline <= now.ms) {
+            let Some(session) = self.get(slot, generation) else {
+                continue;
+            };
+            if session
+                .probes
+                .iter()
+                .any(|(_, _, deadline)| *deadline <= now.ms)
+            {
                 session.close(cx);
             }
-            if session.stage == Stage::Closing || interval == 0 || session.next_keep_alive > now.ms {
+            if session.stage == Stage::Closing || interval == 0 || session.next_keep_alive > now.ms
+            {
                 continue;
             }
             session.closed_by_broker.retain(|_, until| *until > now.ms);
@@ -465,7 +609,11 @@ impl Sessions {
 
     /// Asks every session to end.
     pub(super) fn close_all(&mut self, cx: &mut Context) {
-        for session in self.slots.iter_mut().filter_map(|slot| slot.session.as_deref_mut()) {
+        for session in self
+            .slots
+            .iter_mut()
+            .filter_map(|slot| slot.session.as_deref_mut())
+        {
             session.close(cx);
         }
     }
@@ -475,14 +623,19 @@ impl Session {
     /// One SEND has its answer.
     fn answered(&mut self, cx: &mut Context) {
         self.pending_publishes = self.pending_publishes.saturating_sub(1);
-        if self.holds.pending_requests && self.pending_publishes <= cx.settings.max_pending_publish_requests_per_connection / 2 {
+        if self.holds.pending_requests
+            && self.pending_publishes <= cx.settings.max_pending_publish_requests_per_connection / 2
+        {
             self.holds.pending_requests = false;
         }
         self.touch(cx);
     }
 
     fn deliver(&mut self, cx: &mut Context, client: ClientRef, delivery: Delivery) {
-        let known = self.consumers.get(&client.id).is_some_and(|c| c.incarnation == client.incarnation);
+        let known = self
+            .consumers
+            .get(&client.id)
+            .is_some_and(|c| c.incarnation == client.incarnation);
         if !known || self.stage == Stage::Closing {
             return;
         }
@@ -497,12 +650,17 @@ impl Session {
             consumer_epoch: delivery.epoch,
             permits: delivery.permits,
         };
-        self.out.encode(|buf| encode::message_head(buf, &head, delivery.data.len()));
+        self.out
+            .encode(|buf| encode::message_head(buf, &head, delivery.data.len()));
         let cost = delivery.data.len() + crate::engine::topic::ENTRY_COST;
         self.out.push(delivery.data);
         cx.counters.messages_out += u64::from(delivery.permits);
         cx.counters.bytes_out += (self.out.len() - before) as u64;
-        match self.unwritten.iter_mut().find(|(c, _, _)| c.incarnation == client.incarnation) {
+        match self
+            .unwritten
+            .iter_mut()
+            .find(|(c, _, _)| c.incarnation == client.incarnation)
+        {
             Some((_, _, bytes)) => *bytes = bytes.saturating_add(cost as u32),
             None => {
                 let core = self.consumers.get(&client.id).map_or(cx.core, |c| c.core);

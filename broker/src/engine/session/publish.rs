@@ -17,7 +17,11 @@ impl Session {
         };
         let Some(client) = self.producers.get(&send.producer_id) else {
             // A SEND that crosses our CLOSE_PRODUCER is dropped; the client sends it again when it has reconnected.
-            if self.closed_by_broker.get(&send.producer_id).is_some_and(|until| *until > now.ms) {
+            if self
+                .closed_by_broker
+                .get(&send.producer_id)
+                .is_some_and(|until| *until > now.ms)
+            {
                 return;
             }
             return self.protocol_error(cx);
@@ -29,11 +33,20 @@ impl Session {
             return self.protocol_error(cx);
         };
         let refused = if send.has_message_id {
-            Some((ServerError::NotAllowedError, "a SEND may name its message id on a shadow topic only"))
+            Some((
+                ServerError::NotAllowedError,
+                "a SEND may name its message id on a shadow topic only",
+            ))
         } else if send.has_txn {
-            Some((ServerError::NotAllowedError, "transactions are not enabled on this broker"))
+            Some((
+                ServerError::NotAllowedError,
+                "transactions are not enabled on this broker",
+            ))
         } else if entry.verify_checksum().is_err() {
-            Some((ServerError::ChecksumError, "the checksum does not match the message"))
+            Some((
+                ServerError::ChecksumError,
+                "the checksum does not match the message",
+            ))
         } else {
             None
         };
@@ -48,7 +61,9 @@ impl Session {
             Message::Publish {
                 client: client_ref,
                 sequence_id: send.sequence_id,
-                highest_sequence_id: send.highest_sequence_id.filter(|highest| *highest >= send.sequence_id),
+                highest_sequence_id: send
+                    .highest_sequence_id
+                    .filter(|highest| *highest >= send.sequence_id),
                 num_messages: send.num_messages.max(1) as u32,
                 refused,
                 frame,
@@ -68,7 +83,13 @@ impl Session {
             && !matches!(client.state, ClientState::Closing)
         {
             let client_ref = self.client_ref(client, flow.consumer_id);
-            cx.post(client.core, Message::Flow { client: client_ref, permits: flow.permits });
+            cx.post(
+                client.core,
+                Message::Flow {
+                    client: client_ref,
+                    permits: flow.permits,
+                },
+            );
         }
     }
 
@@ -77,7 +98,9 @@ impl Session {
         let Ok(ack) = hot::AckView::parse(frame.command()) else {
             return self.protocol_error(cx);
         };
-        let Some(client) = self.consumers.get(&ack.consumer_id) else { return };
+        let Some(client) = self.consumers.get(&ack.consumer_id) else {
+            return;
+        };
         if matches!(client.state, ClientState::Closing) {
             return;
         }
@@ -85,7 +108,10 @@ impl Session {
         if ack.has_txn {
             if let Some(request_id) = ack.request_id {
                 self.out.encode(|buf| {
-                    let error = Some((ServerError::NotAllowedError, "transactions are not enabled on this broker"));
+                    let error = Some((
+                        ServerError::NotAllowedError,
+                        "transactions are not enabled on this broker",
+                    ));
                     vela_codec::encode::ack_response(buf, ack.consumer_id, Some(request_id), error);
                 });
                 self.touch(cx);
@@ -94,9 +120,20 @@ impl Session {
         }
         let ids = ack
             .ids()
-            .map(|id| AckedId { position: Position::new(id.ledger as i64, id.entry as i64), ack_set: id.ack_set.iter().collect() })
+            .map(|id| AckedId {
+                position: Position::new(id.ledger as i64, id.entry as i64),
+                ack_set: id.ack_set.iter().collect(),
+            })
             .collect();
         let cumulative = ack.ack_type == AckType::Cumulative;
-        cx.post(core, Message::Ack { client: client_ref, ids, cumulative, request_id: ack.request_id });
+        cx.post(
+            core,
+            Message::Ack {
+                client: client_ref,
+                ids,
+                cumulative,
+                request_id: ack.request_id,
+            },
+        );
     }
 }

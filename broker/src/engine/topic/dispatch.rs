@@ -33,14 +33,20 @@ enum Content {
 }
 
 fn content(data: &[u8]) -> Content {
-    let Some(metadata) = Entry::parse(data).ok().and_then(|entry| entry.metadata_view()) else {
+    let Some(metadata) = Entry::parse(data)
+        .ok()
+        .and_then(|entry| entry.metadata_view())
+    else {
         return Content::Hidden;
     };
     if metadata.marker_type.is_some() {
         return Content::Hidden;
     }
     let count = metadata.num_messages_in_batch;
-    Content::Messages { count: count.unwrap_or(1).max(1) as u32, batch: count.is_some() }
+    Content::Messages {
+        count: count.unwrap_or(1).max(1) as u32,
+        batch: count.is_some(),
+    }
 }
 
 /// Messages of a batch of `count` that a set leaves open (bit 1).
@@ -49,7 +55,11 @@ fn open_messages(ack_set: &[i64], count: u32) -> u32 {
     let mut open = 0;
     for word in ack_set {
         let bits = left.min(64);
-        let mask = if bits == 64 { u64::MAX } else { (1_u64 << bits) - 1 };
+        let mask = if bits == 64 {
+            u64::MAX
+        } else {
+            (1_u64 << bits) - 1
+        };
         open += (*word as u64 & mask).count_ones();
         left -= bits;
     }
@@ -60,12 +70,20 @@ impl Subscription {
     /// The consumer that the next entry goes to: of the best priority that has one with permits, in turns.
     fn pick(&mut self, turn_size: u32) -> Option<usize> {
         let available = |sub: &Subscription, at: usize| {
-            sub.order.get(at).and_then(|index| sub.consumers.get(*index)).filter(|c| c.available()).map(|c| c.priority)
+            sub.order
+                .get(at)
+                .and_then(|index| sub.consumers.get(*index))
+                .filter(|c| c.available())
+                .map(|c| c.priority)
         };
         let count = self.order.len();
         let mut best: Option<(i32, usize)> = None;
         // From the consumer whose turn it is; if its turn is over, from the next one.
-        let first = if self.turn_left > 0 { self.turn } else { self.turn + 1 };
+        let first = if self.turn_left > 0 {
+            self.turn
+        } else {
+            self.turn + 1
+        };
         for step in 0..count {
             let at = (first + step) % count;
             if let Some(priority) = available(self, at)
@@ -87,17 +105,33 @@ impl Subscription {
 impl Topics {
     /// Hands out what consumers have credit for.
     pub(super) fn dispatch(&mut self, cx: &mut Context, slot: u32, now: Now) {
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return };
-        let Some(seat) = self.lanes.get_mut(topic.lane) else { return };
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
+        let Some(seat) = self.lanes.get_mut(topic.lane) else {
+            return;
+        };
         let mut again = false;
         let mut hidden_acked = false;
         let partition = topic.name.partition();
-        let Topic { state, subs, confirmed, .. } = topic;
+        let Topic {
+            state,
+            subs,
+            confirmed,
+            ..
+        } = topic;
         for (_, sub) in subs.iter_mut() {
             if sub.resetting || sub.consumers.is_empty() {
                 continue;
             }
-            let mut run = Run { state, seat, sub, confirmed: *confirmed, partition, hidden: Vec::new() };
+            let mut run = Run {
+                state,
+                seat,
+                sub,
+                confirmed: *confirmed,
+                partition,
+                hidden: Vec::new(),
+            };
             again |= run.dispatch(cx, slot, now);
             let hidden = std::mem::take(&mut run.hidden);
             if !hidden.is_empty() {
@@ -115,9 +149,24 @@ impl Topics {
 
     /// FLOW: credit in messages.
     pub(super) fn flow(&mut self, cx: &mut Context, client: ClientRef, permits: u32) {
-        let Some(Seat::Consumer { topic, sub, consumer }) = self.clients.get(&client.key()) else { return };
-        let Some(topic) = self.topics.get_mut(*topic as usize) else { return };
-        let Some(entry) = topic.subs.get_mut(*sub as usize).and_then(|sub| sub.consumers.get_mut(*consumer as usize)) else { return };
+        let Some(Seat::Consumer {
+            topic,
+            sub,
+            consumer,
+        }) = self.clients.get(&client.key())
+        else {
+            return;
+        };
+        let Some(topic) = self.topics.get_mut(*topic as usize) else {
+            return;
+        };
+        let Some(entry) = topic
+            .subs
+            .get_mut(*sub as usize)
+            .and_then(|sub| sub.consumers.get_mut(*consumer as usize))
+        else {
+            return;
+        };
         if entry.blocked {
             entry.parked += i64::from(permits);
         } else {
@@ -129,9 +178,24 @@ impl Topics {
 
     /// The session has written delivered bytes: the consumer may be sent more.
     pub(super) fn written(&mut self, client: ClientRef, bytes: u32) {
-        let Some(Seat::Consumer { topic, sub, consumer }) = self.clients.get(&client.key()) else { return };
-        let Some(topic) = self.topics.get_mut(*topic as usize) else { return };
-        let Some(entry) = topic.subs.get_mut(*sub as usize).and_then(|sub| sub.consumers.get_mut(*consumer as usize)) else { return };
+        let Some(Seat::Consumer {
+            topic,
+            sub,
+            consumer,
+        }) = self.clients.get(&client.key())
+        else {
+            return;
+        };
+        let Some(topic) = self.topics.get_mut(*topic as usize) else {
+            return;
+        };
+        let Some(entry) = topic
+            .subs
+            .get_mut(*sub as usize)
+            .and_then(|sub| sub.consumers.get_mut(*consumer as usize))
+        else {
+            return;
+        };
         let was_full = entry.unwritten >= super::subscription::WINDOW;
         entry.unwritten = entry.unwritten.saturating_sub(bytes as usize);
         if was_full && entry.available() {
@@ -141,7 +205,12 @@ impl Topics {
 }
 
 /// Entries that no client may see count as acknowledged.
-fn acknowledge_hidden(state: &mut TopicState, seat: &mut LaneSeat, sub: &mut Subscription, hidden: &[Position]) {
+fn acknowledge_hidden(
+    state: &mut TopicState,
+    seat: &mut LaneSeat,
+    sub: &mut Subscription,
+    hidden: &[Position],
+) {
     let ids: Vec<AckedId<'_>> = hidden.iter().copied().map(AckedId::whole).collect();
     match sub.cursor {
         Some(cursor) => {
@@ -176,9 +245,20 @@ impl Run<'_> {
             if !self.sub.consumers.iter().any(|(_, c)| c.available()) {
                 return false;
             }
-            let Some((position, replayed)) = self.next() else { return false };
-            let hint = if replayed { &mut self.sub.replay_hint } else { &mut self.sub.hint };
-            let data = match self.seat.lane.read_entry(&self.state.ledgers, self.state.id, position, hint) {
+            let Some((position, replayed)) = self.next() else {
+                return false;
+            };
+            let hint = if replayed {
+                &mut self.sub.replay_hint
+            } else {
+                &mut self.sub.hint
+            };
+            let data = match self.seat.lane.read_entry(
+                &self.state.ledgers,
+                self.state.id,
+                position,
+                hint,
+            ) {
                 Read::Entry(data) => data,
                 Read::Miss => {
                     self.seat.readers.insert(slot);
@@ -199,14 +279,25 @@ impl Run<'_> {
                 self.hidden.push(position);
                 continue;
             };
-            let ack_set = self.sub.acks(self.state).ack_set(position).map(<[i64]>::to_vec).unwrap_or_default();
-            let permits = if ack_set.is_empty() { count } else { open_messages(&ack_set, count) };
+            let ack_set = self
+                .sub
+                .acks(self.state)
+                .ack_set(position)
+                .map(<[i64]>::to_vec)
+                .unwrap_or_default();
+            let permits = if ack_set.is_empty() {
+                count
+            } else {
+                open_messages(&ack_set, count)
+            };
             if permits == 0 {
                 self.taken(position, replayed);
                 self.hidden.push(position);
                 continue;
             }
-            let Some(index) = self.sub.pick(turn_size) else { return false };
+            let Some(index) = self.sub.pick(turn_size) else {
+                return false;
+            };
             self.taken(position, replayed);
             self.send(cx, index, position, data, permits, batch, ack_set, now);
         }
@@ -225,7 +316,10 @@ impl Run<'_> {
         if self.sub.blocked {
             return None;
         }
-        let next = self.sub.acks(self.state).next_unacked(&self.state.ledgers, self.sub.read)?;
+        let next = self
+            .sub
+            .acks(self.state)
+            .next_unacked(&self.state.ledgers, self.sub.read)?;
         (next <= self.confirmed).then_some((next, false))
     }
 
@@ -238,15 +332,36 @@ impl Run<'_> {
     }
 
     #[allow(clippy::too_many_arguments)] // One delivery's facts.
-    fn send(&mut self, cx: &mut Context, index: usize, position: Position, data: Bytes, permits: u32, batch: bool, ack_set: Vec<i64>, now: Now) {
+    fn send(
+        &mut self,
+        cx: &mut Context,
+        index: usize,
+        position: Position,
+        data: Bytes,
+        permits: u32,
+        batch: bool,
+        ack_set: Vec<i64>,
+        now: Now,
+    ) {
         let sub = &mut *self.sub;
-        let Some(consumer) = sub.consumers.get_mut(index) else { return };
+        let Some(consumer) = sub.consumers.get_mut(index) else {
+            return;
+        };
         let client = consumer.client;
         if batch && consumer.version < BATCH_VERSION {
             consumer.blocked = true;
-            return cx.post(client.session.core, Message::Disconnect { session: client.session });
+            return cx.post(
+                client.session.core,
+                Message::Disconnect {
+                    session: client.session,
+                },
+            );
         }
-        let redelivery_count = if sub.shared { sub.redelivered.get(&position).copied().unwrap_or(0) } else { 0 };
+        let redelivery_count = if sub.shared {
+            sub.redelivered.get(&position).copied().unwrap_or(0)
+        } else {
+            0
+        };
         if sub.shared {
             consumer.pending.insert(position, permits);
             consumer.unacked += permits;
@@ -261,7 +376,11 @@ impl Run<'_> {
             }
         }
         consumer.permits -= i64::from(permits);
-        let data = if consumer.version < CHECKSUM_VERSION { strip_checksum(data) } else { data };
+        let data = if consumer.version < CHECKSUM_VERSION {
+            strip_checksum(data)
+        } else {
+            data
+        };
         consumer.unwritten += data.len() + ENTRY_COST;
         consumer.sent.add(u64::from(permits), now.ms);
         consumer.sent_bytes.add(data.len() as u64, now.ms);
@@ -269,7 +388,15 @@ impl Run<'_> {
             consumer.redelivered.add(u64::from(permits), now.ms);
         }
         let epoch = if sub.shared { None } else { consumer.epoch };
-        let delivery = Delivery { position, partition: self.partition, redelivery_count, ack_set, epoch, permits, data };
+        let delivery = Delivery {
+            position,
+            partition: self.partition,
+            redelivery_count,
+            ack_set,
+            epoch,
+            permits,
+            data,
+        };
         cx.post(client.session.core, Message::Deliver { client, delivery });
     }
 }

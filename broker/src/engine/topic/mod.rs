@@ -67,7 +67,11 @@ impl Topic {
             state,
         };
         for (id, cursor) in &topic.state.cursors {
-            let slot = topic.subs.insert(Subscription::new(&cursor.name, Some(*id), cursor.acks.mark_delete())) as u32;
+            let slot = topic.subs.insert(Subscription::new(
+                &cursor.name,
+                Some(*id),
+                cursor.acks.mark_delete(),
+            )) as u32;
             topic.sub_names.insert(cursor.name.clone(), slot);
         }
         topic
@@ -86,10 +90,17 @@ impl Topic {
         if self.state.ledgers.ledgers().len() < 2 {
             return;
         }
-        let readers = self.subs.iter().filter(|(_, sub)| sub.cursor.is_none()).map(|(_, sub)| sub.own.mark_delete());
+        let readers = self
+            .subs
+            .iter()
+            .filter(|(_, sub)| sub.cursor.is_none())
+            .map(|(_, sub)| sub.own.mark_delete());
         let slowest = readers.fold(self.state.slowest(), Position::min);
         if let Some(through_ledger) = self.state.ledgers.trimmable(slowest) {
-            seat.append(&Record::Trimmed { topic: self.state.id, through_ledger });
+            seat.append(&Record::Trimmed {
+                topic: self.state.id,
+                through_ledger,
+            });
             self.state.trim(through_ledger);
             for (_, sub) in self.subs.iter_mut().filter(|(_, sub)| sub.cursor.is_none()) {
                 sub.own.trimmed(&self.state.ledgers);
@@ -106,10 +117,20 @@ impl Topic {
 
 /// What a [`ClientRef`] is at this core.
 enum Seat {
-    Producer { topic: u32, producer: u32 },
-    Consumer { topic: u32, sub: u32, consumer: u32 },
+    Producer {
+        topic: u32,
+        producer: u32,
+    },
+    Consumer {
+        topic: u32,
+        sub: u32,
+        consumer: u32,
+    },
     /// Its opening is being decided; what it sends meanwhile waits in order.
-    Waiting { probe: u64, later: VecDeque<Message> },
+    Waiting {
+        probe: u64,
+        later: VecDeque<Message>,
+    },
 }
 
 /// What a liveness probe decides about.
@@ -146,13 +167,17 @@ impl Topics {
             orphans: BTreeSet::new(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
-            topics.lanes.push(LaneSeat::new(shard, lane, state.next_topic, budget));
+            topics
+                .lanes
+                .push(LaneSeat::new(shard, lane, state.next_topic, budget));
             for topic in state.topics.into_values() {
                 match TopicName::parse(&topic.name) {
                     Ok(name) => {
                         topics.insert(name, topic, index);
                     }
-                    Err(error) => tracing::error!(%error, "a topic of the log has an impossible name and is left alone"),
+                    Err(error) => {
+                        tracing::error!(%error, "a topic of the log has an impossible name and is left alone")
+                    }
                 }
             }
         }
@@ -177,12 +202,26 @@ impl Topics {
 
     /// Producers and consumers.
     pub(super) fn clients(&self) -> (usize, usize) {
-        let producers = self.clients.values().filter(|seat| matches!(seat, Seat::Producer { .. })).count();
-        let consumers = self.clients.values().filter(|seat| matches!(seat, Seat::Consumer { .. })).count();
+        let producers = self
+            .clients
+            .values()
+            .filter(|seat| matches!(seat, Seat::Producer { .. }))
+            .count();
+        let consumers = self
+            .clients
+            .values()
+            .filter(|seat| matches!(seat, Seat::Consumer { .. }))
+            .count();
         (producers, consumers)
     }
 
-    fn find_or_create(&mut self, cx: &Context, name: &TopicName, create: bool, now: Now) -> Option<u32> {
+    fn find_or_create(
+        &mut self,
+        cx: &Context,
+        name: &TopicName,
+        create: bool,
+        now: Now,
+    ) -> Option<u32> {
         if let Some(slot) = self.by_name.get(name.as_str()) {
             return Some(*slot);
         }
@@ -194,39 +233,120 @@ impl Topics {
         let seat = self.lanes.get_mut(lane)?;
         let id = seat.next_topic;
         seat.next_topic += 1;
-        seat.append(&Record::TopicCreated { topic: id, name: name.as_str(), created_ms: now.wall_ms });
-        Some(self.insert(name.clone(), TopicState::new(id, name.as_str(), now.wall_ms), lane))
+        seat.append(&Record::TopicCreated {
+            topic: id,
+            name: name.as_str(),
+            created_ms: now.wall_ms,
+        });
+        Some(self.insert(
+            name.clone(),
+            TopicState::new(id, name.as_str(), now.wall_ms),
+            lane,
+        ))
     }
 
     /// A message from a session, or from another topic's core.
     pub(super) fn message(&mut self, cx: &mut Context, message: Message, now: Now) {
-        let Some(message) = self.behind_waiting(cx, message) else { return };
+        let Some(message) = self.behind_waiting(cx, message) else {
+            return;
+        };
         match message {
-            Message::Publish { client, sequence_id, highest_sequence_id, num_messages, refused, frame } => {
-                self.publish(cx, client, sequence_id, highest_sequence_id, num_messages, refused, frame, now);
+            Message::Publish {
+                client,
+                sequence_id,
+                highest_sequence_id,
+                num_messages,
+                refused,
+                frame,
+            } => {
+                self.publish(
+                    cx,
+                    client,
+                    sequence_id,
+                    highest_sequence_id,
+                    num_messages,
+                    refused,
+                    frame,
+                    now,
+                );
             }
             Message::Flow { client, permits } => self.flow(cx, client, permits),
-            Message::Ack { client, ids, cumulative, request_id } => self.ack(cx, client, ids, cumulative, request_id, now),
+            Message::Ack {
+                client,
+                ids,
+                cumulative,
+                request_id,
+            } => self.ack(cx, client, ids, cumulative, request_id, now),
             Message::Written { client, bytes } => self.written(client, bytes),
             Message::OpenProducer { client, open } => self.open_producer(cx, client, open, now),
-            Message::CloseProducer { client, request_id } => self.close_producer(cx, client, request_id),
-            Message::OpenConsumer { client, open } => self.open_consumer(cx, client, open, now),
-            Message::CloseConsumer { client, request_id } => self.close_consumer(cx, client, request_id, now),
-            Message::Redeliver { client, ids, epoch } => self.redeliver(cx, client, ids, epoch, now),
-            Message::Unsubscribe { client, request_id, force } => self.unsubscribe(cx, client, request_id, force, now),
-            Message::Seek { client, request_id, target } => self.seek(cx, client, request_id, target, now),
-            Message::LastMessageId { client, request_id } => self.last_message_id(cx, client, request_id),
-            Message::ConsumerStats { client, request_id } => self.consumer_stats(cx, client, request_id, now),
-            Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
-            Message::FindTopic { session, request_id, topic } => {
-                let exists = self.by_name.contains_key(topic.as_str());
-                cx.post(session.core, Message::TopicExists { session, request_id, topic, exists });
+            Message::CloseProducer { client, request_id } => {
+                self.close_producer(cx, client, request_id)
             }
-            Message::ListTopics { session, request_id, namespace } => {
+            Message::OpenConsumer { client, open } => self.open_consumer(cx, client, open, now),
+            Message::CloseConsumer { client, request_id } => {
+                self.close_consumer(cx, client, request_id, now)
+            }
+            Message::Redeliver { client, ids, epoch } => {
+                self.redeliver(cx, client, ids, epoch, now)
+            }
+            Message::Unsubscribe {
+                client,
+                request_id,
+                force,
+            } => self.unsubscribe(cx, client, request_id, force, now),
+            Message::Seek {
+                client,
+                request_id,
+                target,
+            } => self.seek(cx, client, request_id, target, now),
+            Message::LastMessageId { client, request_id } => {
+                self.last_message_id(cx, client, request_id)
+            }
+            Message::ConsumerStats { client, request_id } => {
+                self.consumer_stats(cx, client, request_id, now)
+            }
+            Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
+            Message::FindTopic {
+                session,
+                request_id,
+                topic,
+            } => {
+                let exists = self.by_name.contains_key(topic.as_str());
+                cx.post(
+                    session.core,
+                    Message::TopicExists {
+                        session,
+                        request_id,
+                        topic,
+                        exists,
+                    },
+                );
+            }
+            Message::ListTopics {
+                session,
+                request_id,
+                namespace,
+            } => {
                 let prefix = format!("persistent://{namespace}/");
-                let names = self.by_name.range::<str, _>((std::ops::Bound::Included(prefix.as_str()), std::ops::Bound::Unbounded)).map(|(name, _)| name);
-                let names = names.take_while(|name| name.starts_with(&prefix)).map(|name| name.to_string()).collect();
-                cx.post(session.core, Message::Topics { session, request_id, names });
+                let names = self
+                    .by_name
+                    .range::<str, _>((
+                        std::ops::Bound::Included(prefix.as_str()),
+                        std::ops::Bound::Unbounded,
+                    ))
+                    .map(|(name, _)| name);
+                let names = names
+                    .take_while(|name| name.starts_with(&prefix))
+                    .map(|name| name.to_string())
+                    .collect();
+                cx.post(
+                    session.core,
+                    Message::Topics {
+                        session,
+                        request_id,
+                        names,
+                    },
+                );
             }
             _ => {}
         }
@@ -247,14 +367,24 @@ impl Topics {
             | Message::ConsumerStats { client, .. } => *client,
             _ => return Some(message),
         };
-        let Some(Seat::Waiting { probe, later }) = self.clients.get_mut(&client.key()) else { return Some(message) };
-        if matches!(message, Message::CloseProducer { .. } | Message::CloseConsumer { .. }) {
+        let Some(Seat::Waiting { probe, later }) = self.clients.get_mut(&client.key()) else {
+            return Some(message);
+        };
+        if matches!(
+            message,
+            Message::CloseProducer { .. } | Message::CloseConsumer { .. }
+        ) {
             self.probes.remove(probe);
             self.clients.remove(&client.key());
             return Some(message);
         }
         if later.len() >= MAX_WAITING {
-            cx.post(client.session.core, Message::Disconnect { session: client.session });
+            cx.post(
+                client.session.core,
+                Message::Disconnect {
+                    session: client.session,
+                },
+            );
         } else {
             later.push_back(message);
         }
@@ -267,7 +397,8 @@ impl Topics {
             Some(Seat::Waiting { later, .. }) => later,
             _ => VecDeque::new(),
         };
-        self.clients.insert(client.key(), Seat::Waiting { probe, later });
+        self.clients
+            .insert(client.key(), Seat::Waiting { probe, later });
     }
 
     /// Asks whether the holder of a name or of an exclusive subscription is alive; the newcomer waits for the answer.
@@ -276,22 +407,41 @@ impl Topics {
         let probe = self.next_probe;
         self.wait(client, probe);
         self.probes.insert(probe, (client, what));
-        cx.post(holder.core, Message::Probe { session: holder, probe, from: cx.core });
+        cx.post(
+            holder.core,
+            Message::Probe {
+                session: holder,
+                probe,
+                from: cx.core,
+            },
+        );
     }
 
     fn probed(&mut self, cx: &mut Context, probe: u64, alive: bool, now: Now) {
-        let Some((client, what)) = self.probes.remove(&probe) else { return };
+        let Some((client, what)) = self.probes.remove(&probe) else {
+            return;
+        };
         match what {
             ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
             ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
             ProbeFor::Producer(open, message) => {
                 self.drop_seat(cx, client);
-                let refused = Message::ProducerRefused { client, request_id: open.request_id, error: ServerError::ProducerBusy, message };
+                let refused = Message::ProducerRefused {
+                    client,
+                    request_id: open.request_id,
+                    error: ServerError::ProducerBusy,
+                    message,
+                };
                 cx.post(client.session.core, refused);
             }
             ProbeFor::Consumer(open, message) => {
                 self.drop_seat(cx, client);
-                let refused = Message::ConsumerRefused { client, request_id: open.request_id, error: ServerError::ConsumerBusy, message };
+                let refused = Message::ConsumerRefused {
+                    client,
+                    request_id: open.request_id,
+                    error: ServerError::ConsumerBusy,
+                    message,
+                };
                 cx.post(client.session.core, refused);
             }
         }
@@ -300,7 +450,9 @@ impl Topics {
     /// Forgets a client that was refused. SENDs that followed its PRODUCER meet nobody, as the protocol has it.
     fn drop_seat(&mut self, cx: &mut Context, client: ClientRef) {
         if let Some(Seat::Waiting { later, .. }) = self.clients.remove(&client.key())
-            && later.iter().any(|message| matches!(message, Message::Publish { .. }))
+            && later
+                .iter()
+                .any(|message| matches!(message, Message::Publish { .. }))
         {
             cx.post(client.session.core, Message::NoSuchProducer { client });
         }
@@ -315,13 +467,32 @@ impl Topics {
         }
     }
 
-    fn reply_error(&mut self, cx: &mut Context, client: ClientRef, request_id: u64, error: ServerError, text: impl Into<String>) {
+    fn reply_error(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        request_id: u64,
+        error: ServerError,
+        text: impl Into<String>,
+    ) {
         let command = Box::new(reply::error(request_id, error, text));
-        cx.post(client.session.core, Message::Reply { session: client.session, command });
+        cx.post(
+            client.session.core,
+            Message::Reply {
+                session: client.session,
+                command,
+            },
+        );
     }
 
     fn no_consumer(&mut self, cx: &mut Context, client: ClientRef, request_id: u64) {
-        self.reply_error(cx, client, request_id, ServerError::MetadataError, "The consumer is gone");
+        self.reply_error(
+            cx,
+            client,
+            request_id,
+            ServerError::MetadataError,
+            "The consumer is gone",
+        );
     }
 
     /// Looks at every topic that something happened to. False when there is nothing left to look at.
@@ -358,8 +529,13 @@ impl Topics {
                 break;
             }
             self.orphans.pop_first();
-            let Some(topic) = self.topics.get_mut(slot as usize) else { continue };
-            let over = topic.subs.get(sub_slot as usize).is_some_and(|sub| sub.orphaned_until.is_some_and(|until| until <= now.ms));
+            let Some(topic) = self.topics.get_mut(slot as usize) else {
+                continue;
+            };
+            let over = topic
+                .subs
+                .get(sub_slot as usize)
+                .is_some_and(|sub| sub.orphaned_until.is_some_and(|until| until <= now.ms));
             if over {
                 let sub = topic.subs.remove(sub_slot as usize);
                 topic.sub_names.remove(&sub.name);

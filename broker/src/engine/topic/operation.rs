@@ -18,9 +18,22 @@ const MAX_OPERATIONS: usize = 1000;
 /// Something a topic is in the middle of.
 pub(super) enum Operation {
     /// The batch size of the last entry is part of the answer.
-    LastMessageId { client: ClientRef, request_id: u64, sub: u32 },
+    LastMessageId {
+        client: ClientRef,
+        request_id: u64,
+        sub: u32,
+    },
     /// Looks for the first entry published at `time` or later: a binary search over the topic's entries.
-    Find { sub: u32, client: ClientRef, request_id: u64, time: u64, then: Then, first: Option<Position>, low: u64, high: u64 },
+    Find {
+        sub: u32,
+        client: ClientRef,
+        request_id: u64,
+        time: u64,
+        then: Then,
+        first: Option<Position>,
+        low: u64,
+        high: u64,
+    },
 }
 
 /// What a search was for.
@@ -39,60 +52,137 @@ enum Step {
 
 impl Topics {
     /// SEEK: the subscription is fenced, its consumers are closed, the cursor moves, then the caller is answered.
-    pub(super) fn seek(&mut self, cx: &mut Context, client: ClientRef, request_id: u64, target: SeekTarget, now: Now) {
-        let Some(Seat::Consumer { topic: slot, sub: sub_slot, .. }) = self.clients.get(&client.key()) else {
+    pub(super) fn seek(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        request_id: u64,
+        target: SeekTarget,
+        now: Now,
+    ) {
+        let Some(Seat::Consumer {
+            topic: slot,
+            sub: sub_slot,
+            ..
+        }) = self.clients.get(&client.key())
+        else {
             return self.no_consumer(cx, client, request_id);
         };
         let (slot, sub_slot) = (*slot, *sub_slot);
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return };
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
         let busy = topic.operations.len() >= MAX_OPERATIONS;
-        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else { return };
+        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
+            return;
+        };
         if sub.resetting || busy {
-            return self.reply_error(cx, client, request_id, ServerError::UnknownError, "The subscription is being reset already");
+            return self.reply_error(
+                cx,
+                client,
+                request_id,
+                ServerError::UnknownError,
+                "The subscription is being reset already",
+            );
         }
         sub.resetting = true;
         self.expel(cx, slot, sub_slot, None, true, now);
         match target {
             SeekTarget::Position(position, ack_set) => {
-                let Some(topic) = self.topics.get_mut(slot as usize) else { return };
+                let Some(topic) = self.topics.get_mut(slot as usize) else {
+                    return;
+                };
                 let to = topic.seek_position(position);
                 self.reset(slot, sub_slot, to, &ack_set);
                 self.finish_reset(cx, slot, sub_slot, now);
                 self.seek_answer(cx, slot, client, request_id);
             }
-            SeekTarget::PublishTime(time) => self.find(slot, sub_slot, client, request_id, time, Then::Seek),
+            SeekTarget::PublishTime(time) => {
+                self.find(slot, sub_slot, client, request_id, time, Then::Seek)
+            }
         }
     }
 
-    pub(super) fn start_rollback(&mut self, slot: u32, sub_slot: u32, client: ClientRef, request_id: u64, time: u64) {
-        if let Some(sub) = self.topics.get_mut(slot as usize).and_then(|topic| topic.subs.get_mut(sub_slot as usize)) {
+    pub(super) fn start_rollback(
+        &mut self,
+        slot: u32,
+        sub_slot: u32,
+        client: ClientRef,
+        request_id: u64,
+        time: u64,
+    ) {
+        if let Some(sub) = self
+            .topics
+            .get_mut(slot as usize)
+            .and_then(|topic| topic.subs.get_mut(sub_slot as usize))
+        {
             sub.resetting = true;
         }
         self.find(slot, sub_slot, client, request_id, time, Then::Rollback);
     }
 
-    fn find(&mut self, slot: u32, sub: u32, client: ClientRef, request_id: u64, time: u64, then: Then) {
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return };
+    fn find(
+        &mut self,
+        slot: u32,
+        sub: u32,
+        client: ClientRef,
+        request_id: u64,
+        time: u64,
+        then: Then,
+    ) {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
         let first = topic.state.ledgers.first();
         let high = topic.visible_entries();
-        topic.operations.push(Operation::Find { sub, client, request_id, time, then, first, low: 0, high });
+        topic.operations.push(Operation::Find {
+            sub,
+            client,
+            request_id,
+            time,
+            then,
+            first,
+            low: 0,
+            high,
+        });
         topic.mark_dirty(&mut self.dirty);
     }
 
     fn seek_answer(&mut self, cx: &mut Context, slot: u32, client: ClientRef, request_id: u64) {
-        let Some(topic) = self.topics.get(slot as usize) else { return };
+        let Some(topic) = self.topics.get(slot as usize) else {
+            return;
+        };
         let command = Box::new(reply::success(request_id));
-        self.after_log(cx, topic.lane, client.session.core, Message::Reply { session: client.session, command });
+        self.after_log(
+            cx,
+            topic.lane,
+            client.session.core,
+            Message::Reply {
+                session: client.session,
+                command,
+            },
+        );
     }
 
     /// Moves a subscription's cursor.
     fn reset(&mut self, slot: u32, sub_slot: u32, to: Position, ack_set: &[i64]) {
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return };
-        let Some(seat) = self.lanes.get_mut(topic.lane) else { return };
-        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else { return };
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
+        let Some(seat) = self.lanes.get_mut(topic.lane) else {
+            return;
+        };
+        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
+            return;
+        };
         match sub.cursor {
             Some(cursor) => {
-                seat.append(&Record::CursorReset { topic: topic.state.id, cursor, to, ack_set_of_next: ack_set.into() });
+                seat.append(&Record::CursorReset {
+                    topic: topic.state.id,
+                    cursor,
+                    to,
+                    ack_set_of_next: ack_set.into(),
+                });
                 topic.state.reset_cursor(cursor, to, ack_set);
             }
             None => {
@@ -105,8 +195,12 @@ impl Topics {
 
     /// Lets consumers in again that waited for a reset.
     fn finish_reset(&mut self, cx: &mut Context, slot: u32, sub_slot: u32, now: Now) {
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return };
-        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else { return };
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
+        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
+            return;
+        };
         sub.resetting = false;
         let waiting = std::mem::take(&mut sub.waiting);
         topic.mark_dirty(&mut self.dirty);
@@ -119,28 +213,46 @@ impl Topics {
 
     /// GET_LAST_MESSAGE_ID.
     pub(super) fn last_message_id(&mut self, cx: &mut Context, client: ClientRef, request_id: u64) {
-        let Some(Seat::Consumer { topic: slot, sub, .. }) = self.clients.get(&client.key()) else {
+        let Some(Seat::Consumer {
+            topic: slot, sub, ..
+        }) = self.clients.get(&client.key())
+        else {
             return self.no_consumer(cx, client, request_id);
         };
         let (slot, sub) = (*slot, *sub);
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return };
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
         if topic.operations.len() >= MAX_OPERATIONS {
-            let text = format!("{MAX_OPERATIONS} requests of topic {} wait for reads; try again", topic.name);
+            let text = format!(
+                "{MAX_OPERATIONS} requests of topic {} wait for reads; try again",
+                topic.name
+            );
             return self.reply_error(cx, client, request_id, ServerError::TooManyRequests, text);
         }
-        topic.operations.push(Operation::LastMessageId { client, request_id, sub });
+        topic.operations.push(Operation::LastMessageId {
+            client,
+            request_id,
+            sub,
+        });
         topic.mark_dirty(&mut self.dirty);
     }
 
     /// Takes every operation as far as it gets with what is in memory.
     pub(super) fn poll_operations(&mut self, cx: &mut Context, slot: u32, now: Now) {
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return };
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
         if topic.operations.is_empty() {
             return;
         }
         for mut operation in std::mem::take(&mut topic.operations) {
             let step = match &mut operation {
-                Operation::LastMessageId { client, request_id, sub } => self.poll_last(cx, slot, *client, *request_id, *sub),
+                Operation::LastMessageId {
+                    client,
+                    request_id,
+                    sub,
+                } => self.poll_last(cx, slot, *client, *request_id, *sub),
                 Operation::Find { .. } => self.poll_find(cx, slot, &mut operation, now),
             };
             if let Step::Waits = step
@@ -154,36 +266,93 @@ impl Topics {
         }
     }
 
-    fn poll_last(&mut self, cx: &mut Context, slot: u32, client: ClientRef, request_id: u64, sub: u32) -> Step {
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return Step::Done };
-        let Some(seat) = self.lanes.get_mut(topic.lane) else { return Step::Done };
+    fn poll_last(
+        &mut self,
+        cx: &mut Context,
+        slot: u32,
+        client: ClientRef,
+        request_id: u64,
+        sub: u32,
+    ) -> Step {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return Step::Done;
+        };
+        let Some(seat) = self.lanes.get_mut(topic.lane) else {
+            return Step::Done;
+        };
         let last = topic.confirmed;
         let batch_index = if topic.state.ledgers.contains(last) {
             match topic.read(seat, last) {
                 Read::Entry(data) => {
-                    let view = Entry::parse(&data).ok().and_then(|entry| entry.metadata_view());
-                    view.and_then(|view| view.num_messages_in_batch).map_or(-1, |count| count.max(1) - 1)
+                    let view = Entry::parse(&data)
+                        .ok()
+                        .and_then(|entry| entry.metadata_view());
+                    view.and_then(|view| view.num_messages_in_batch)
+                        .map_or(-1, |count| count.max(1) - 1)
                 }
                 Read::Miss => return Step::Waits,
                 Read::Gone => -1,
                 Read::Corrupt => {
-                    self.reply_error(cx, client, request_id, ServerError::MetadataError, "the last entry cannot be read");
+                    self.reply_error(
+                        cx,
+                        client,
+                        request_id,
+                        ServerError::MetadataError,
+                        "the last entry cannot be read",
+                    );
                     return Step::Done;
                 }
             }
         } else {
             -1
         };
-        let mark_delete = topic.subs.get(sub as usize).map_or(Position::EARLIEST, |sub| mark_delete(&topic.state, sub));
-        let command = Box::new(reply::last_message_id(request_id, last, topic.name.partition(), batch_index, mark_delete));
-        cx.post(client.session.core, Message::Reply { session: client.session, command });
+        let mark_delete = topic
+            .subs
+            .get(sub as usize)
+            .map_or(Position::EARLIEST, |sub| mark_delete(&topic.state, sub));
+        let command = Box::new(reply::last_message_id(
+            request_id,
+            last,
+            topic.name.partition(),
+            batch_index,
+            mark_delete,
+        ));
+        cx.post(
+            client.session.core,
+            Message::Reply {
+                session: client.session,
+                command,
+            },
+        );
         Step::Done
     }
 
-    fn poll_find(&mut self, cx: &mut Context, slot: u32, operation: &mut Operation, now: Now) -> Step {
-        let Operation::Find { sub, client, request_id, time, then, first, low, high } = operation else { return Step::Done };
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return Step::Done };
-        let Some(seat) = self.lanes.get_mut(topic.lane) else { return Step::Done };
+    fn poll_find(
+        &mut self,
+        cx: &mut Context,
+        slot: u32,
+        operation: &mut Operation,
+        now: Now,
+    ) -> Step {
+        let Operation::Find {
+            sub,
+            client,
+            request_id,
+            time,
+            then,
+            first,
+            low,
+            high,
+        } = operation
+        else {
+            return Step::Done;
+        };
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return Step::Done;
+        };
+        let Some(seat) = self.lanes.get_mut(topic.lane) else {
+            return Step::Done;
+        };
         if topic.state.ledgers.first() != *first {
             // Ledgers went meanwhile: ranks count from another entry now.
             (*first, *low, *high) = (topic.state.ledgers.first(), 0, topic.visible_entries());
@@ -195,7 +364,10 @@ impl Topics {
                 continue;
             };
             let published = match topic.read(seat, position) {
-                Read::Entry(data) => Entry::parse(&data).ok().and_then(|entry| entry.metadata_view()).map(|view| view.publish_time),
+                Read::Entry(data) => Entry::parse(&data)
+                    .ok()
+                    .and_then(|entry| entry.metadata_view())
+                    .map(|view| view.publish_time),
                 Read::Miss => return Step::Waits,
                 Read::Gone | Read::Corrupt => None,
             };
@@ -214,7 +386,12 @@ impl Topics {
         self.finish_reset(cx, slot, sub, now);
         match then {
             Then::Seek => self.seek_answer(cx, slot, client, request_id),
-            Then::Rollback => self.after_log(cx, lane, client.session.core, Message::ConsumerOpened { client, request_id }),
+            Then::Rollback => self.after_log(
+                cx,
+                lane,
+                client.session.core,
+                Message::ConsumerOpened { client, request_id },
+            ),
         }
         Step::Done
     }
@@ -224,7 +401,11 @@ impl Topic {
     /// The mark-delete position that makes `target` the next entry: the next existing one if it is gone, behind everything if it is beyond.
     fn seek_position(&self, target: Position) -> Position {
         if target < Position::new(0, 0) {
-            return self.state.ledgers.first().map_or(self.confirmed, |first| self.state.ledgers.prev(first));
+            return self
+                .state
+                .ledgers
+                .first()
+                .map_or(self.confirmed, |first| self.state.ledgers.prev(first));
         }
         if target > self.confirmed {
             return self.confirmed;
@@ -234,7 +415,9 @@ impl Topic {
 
     /// Entries that consumers can see.
     fn visible_entries(&self) -> u64 {
-        self.state.ledgers.entries_between(Position::EARLIEST, self.confirmed)
+        self.state
+            .ledgers
+            .entries_between(Position::EARLIEST, self.confirmed)
     }
 
     /// The entry with `rank` entries before it.
@@ -250,6 +433,11 @@ impl Topic {
     }
 
     fn read(&self, seat: &mut LaneSeat, position: Position) -> Read {
-        seat.lane.read_entry(&self.state.ledgers, self.state.id, position, &mut ReadHint::default())
+        seat.lane.read_entry(
+            &self.state.ledgers,
+            self.state.id,
+            position,
+            &mut ReadHint::default(),
+        )
     }
 }

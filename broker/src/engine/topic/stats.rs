@@ -11,15 +11,34 @@ use crate::engine::reply;
 use crate::engine::time::Now;
 
 impl Topics {
-    pub(super) fn consumer_stats(&mut self, cx: &mut Context, client: ClientRef, request_id: u64, now: Now) {
-        let Some(Seat::Consumer { topic, sub, consumer }) = self.clients.get(&client.key()) else {
+    pub(super) fn consumer_stats(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        request_id: u64,
+        now: Now,
+    ) {
+        let Some(Seat::Consumer {
+            topic,
+            sub,
+            consumer,
+        }) = self.clients.get(&client.key())
+        else {
             return self.no_consumer(cx, client, request_id);
         };
-        let Some(topic) = self.topics.get_mut(*topic as usize) else { return };
-        let Some(sub) = topic.subs.get_mut(*sub as usize) else { return };
-        let backlog = sub.acks(&topic.state).backlog(&topic.state.ledgers, topic.confirmed);
+        let Some(topic) = self.topics.get_mut(*topic as usize) else {
+            return;
+        };
+        let Some(sub) = topic.subs.get_mut(*sub as usize) else {
+            return;
+        };
+        let backlog = sub
+            .acks(&topic.state)
+            .backlog(&topic.state.ledgers, topic.confirmed);
         let shared = sub.shared;
-        let Some(consumer) = sub.consumers.get_mut(*consumer as usize) else { return };
+        let Some(consumer) = sub.consumers.get_mut(*consumer as usize) else {
+            return;
+        };
         let connected = SystemTime::UNIX_EPOCH + Duration::from_millis(consumer.connected_ms);
         let response = proto::CommandConsumerStatsResponse {
             request_id,
@@ -39,7 +58,16 @@ impl Topics {
             msg_backlog: Some(backlog),
             message_ack_rate: Some(consumer.acked.rate(now.ms)),
         };
-        let command = Box::new(BaseCommand { consumer_stats_response: Some(response), ..reply::base(Type::ConsumerStatsResponse) });
-        cx.post(client.session.core, Message::Reply { session: client.session, command });
+        let command = Box::new(BaseCommand {
+            consumer_stats_response: Some(response),
+            ..reply::base(Type::ConsumerStatsResponse)
+        });
+        cx.post(
+            client.session.core,
+            Message::Reply {
+                session: client.session,
+                command,
+            },
+        );
     }
 }

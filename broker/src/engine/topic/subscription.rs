@@ -121,7 +121,11 @@ impl Subscription {
     pub(super) fn reorder(&mut self) {
         self.order = self.consumers.iter().map(|(index, _)| index).collect();
         let consumers = &self.consumers;
-        self.order.sort_by_key(|index| consumers.get(*index).map_or((i32::MAX, 0), |c| (c.priority, c.client.incarnation)));
+        self.order.sort_by_key(|index| {
+            consumers
+                .get(*index)
+                .map_or((i32::MAX, 0), |c| (c.priority, c.client.incarnation))
+        });
         self.turn = 0;
         self.turn_left = 0;
     }
@@ -136,47 +140,101 @@ pub(super) fn create_durable(
     properties: &[(&str, &str)],
 ) -> u32 {
     let cursor = topic.state.next_cursor;
-    seat.append(&Record::CursorCreated { topic: topic.state.id, cursor, name, mark_delete, properties: properties.into() });
-    if topic.state.create_cursor(cursor, name, mark_delete, properties).is_err() {
+    seat.append(&Record::CursorCreated {
+        topic: topic.state.id,
+        cursor,
+        name,
+        mark_delete,
+        properties: properties.into(),
+    });
+    if topic
+        .state
+        .create_cursor(cursor, name, mark_delete, properties)
+        .is_err()
+    {
         tracing::error!(topic = %topic.name, subscription = name, "the cursor number was used before");
     }
-    let slot = topic.subs.insert(Subscription::new(name, Some(cursor), mark_delete)) as u32;
+    let slot = topic
+        .subs
+        .insert(Subscription::new(name, Some(cursor), mark_delete)) as u32;
     topic.sub_names.insert(name.to_owned(), slot);
     slot
 }
 
 impl Topics {
-    pub(super) fn open_consumer(&mut self, cx: &mut Context, client: ClientRef, open: Box<OpenConsumer>, now: Now) {
+    pub(super) fn open_consumer(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        open: Box<OpenConsumer>,
+        now: Now,
+    ) {
         match self.try_open(cx, client, open, now) {
             Ok(()) => {}
             Err((request_id, error, message)) => {
                 self.drop_seat(cx, client);
-                cx.post(client.session.core, Message::ConsumerRefused { client, request_id, error, message });
+                cx.post(
+                    client.session.core,
+                    Message::ConsumerRefused {
+                        client,
+                        request_id,
+                        error,
+                        message,
+                    },
+                );
             }
         }
     }
 
-    fn try_open(&mut self, cx: &mut Context, client: ClientRef, open: Box<OpenConsumer>, now: Now) -> Result<(), (u64, ServerError, String)> {
+    fn try_open(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        open: Box<OpenConsumer>,
+        now: Now,
+    ) -> Result<(), (u64, ServerError, String)> {
         let request_id = open.request_id;
         let refuse = move |error, message: String| Err((request_id, error, message));
         let Some(slot) = self.find_or_create(cx, &open.topic, open.create_topic, now) else {
-            return refuse(ServerError::TopicNotFound, format!("Topic {} does not exist", open.topic));
+            return refuse(
+                ServerError::TopicNotFound,
+                format!("Topic {} does not exist", open.topic),
+            );
         };
-        let (Some(topic), lanes) = (self.topics.get_mut(slot as usize), &mut self.lanes) else { return Ok(()) };
-        let Some(seat) = lanes.get_mut(topic.lane) else { return Ok(()) };
+        let (Some(topic), lanes) = (self.topics.get_mut(slot as usize), &mut self.lanes) else {
+            return Ok(());
+        };
+        let Some(seat) = lanes.get_mut(topic.lane) else {
+            return Ok(());
+        };
         let sub_slot = match topic.sub_names.get(&open.subscription) {
             Some(sub) => *sub,
             None if open.durable && !open.create_subscription => {
-                let text = format!("Subscription '{}' of {} does not exist and allowAutoSubscriptionCreation is false", open.subscription, topic.name);
+                let text = format!(
+                    "Subscription '{}' of {} does not exist and allowAutoSubscriptionCreation is false",
+                    open.subscription, topic.name
+                );
                 return refuse(ServerError::SubscriptionNotFound, text);
             }
             None => topic.create_subscription(seat, &open),
         };
         let topic_name = topic.name.clone();
-        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else { return Ok(()) };
+        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
+            return Ok(());
+        };
         if sub.cursor.is_some() != open.durable {
-            let (is, asked) = if open.durable { ("non-durable", "durable") } else { ("durable", "non-durable") };
-            return refuse(ServerError::NotAllowedError, format!("Subscription '{}' of {topic_name} is {is}, not {asked}", sub.name));
+            let (is, asked) = if open.durable {
+                ("non-durable", "durable")
+            } else {
+                ("durable", "non-durable")
+            };
+            return refuse(
+                ServerError::NotAllowedError,
+                format!(
+                    "Subscription '{}' of {topic_name} is {is}, not {asked}",
+                    sub.name
+                ),
+            );
         }
         if sub.resetting {
             sub.waiting.push((client, open));
@@ -185,13 +243,21 @@ impl Topics {
         }
         if !sub.consumers.is_empty() && sub.shared != open.shared {
             let name = |shared| if shared { "Shared" } else { "Exclusive" };
-            let text = format!("Subscription '{}' of {topic_name} is {} while consumers are connected, not {}", sub.name, name(sub.shared), name(open.shared));
+            let text = format!(
+                "Subscription '{}' of {topic_name} is {} while consumers are connected, not {}",
+                sub.name,
+                name(sub.shared),
+                name(open.shared)
+            );
             return refuse(ServerError::ConsumerBusy, text);
         }
         if !open.shared
             && let Some((_, holder)) = sub.consumers.iter().next()
         {
-            let text = format!("Exclusive subscription '{}' of {topic_name} has a consumer", sub.name);
+            let text = format!(
+                "Exclusive subscription '{}' of {topic_name} has a consumer",
+                sub.name
+            );
             let holder = holder.client.session;
             if holder == client.session {
                 return refuse(ServerError::ConsumerBusy, text);
@@ -223,22 +289,48 @@ impl Topics {
         }) as u32;
         sub.reorder();
         let lane = topic.lane;
-        let waiting = self.clients.insert(client.key(), Seat::Consumer { topic: slot, sub: sub_slot, consumer });
+        let waiting = self.clients.insert(
+            client.key(),
+            Seat::Consumer {
+                topic: slot,
+                sub: sub_slot,
+                consumer,
+            },
+        );
         if rollback > 0 {
             let since = now.wall_ms.saturating_sub(rollback.saturating_mul(1000));
             self.start_rollback(slot, sub_slot, client, request_id, since);
         } else {
-            self.after_log(cx, lane, client.session.core, Message::ConsumerOpened { client, request_id });
+            self.after_log(
+                cx,
+                lane,
+                client.session.core,
+                Message::ConsumerOpened { client, request_id },
+            );
         }
         self.replay_waiting(cx, waiting, now);
         Ok(())
     }
 
     /// Takes a consumer out of its subscription; what it held goes to the others.
-    pub(super) fn remove_consumer(&mut self, cx: &mut Context, slot: u32, sub_slot: u32, consumer: u32, seeking: bool, now: Now) {
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return };
-        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else { return };
-        let Some(gone) = sub.consumers.try_remove(consumer as usize) else { return };
+    pub(super) fn remove_consumer(
+        &mut self,
+        cx: &mut Context,
+        slot: u32,
+        sub_slot: u32,
+        consumer: u32,
+        seeking: bool,
+        now: Now,
+    ) {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
+        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
+            return;
+        };
+        let Some(gone) = sub.consumers.try_remove(consumer as usize) else {
+            return;
+        };
         self.clients.remove(&gone.client.key());
         sub.reorder();
         if sub.consumers.is_empty() {
@@ -264,9 +356,19 @@ impl Topics {
     }
 
     /// CLOSE_CONSUMER, or the connection is gone.
-    pub(super) fn close_consumer(&mut self, cx: &mut Context, client: ClientRef, request_id: Option<u64>, now: Now) {
+    pub(super) fn close_consumer(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        request_id: Option<u64>,
+        now: Now,
+    ) {
         match self.clients.get(&client.key()) {
-            Some(Seat::Consumer { topic, sub, consumer }) => {
+            Some(Seat::Consumer {
+                topic,
+                sub,
+                consumer,
+            }) => {
                 let (topic, sub, consumer) = (*topic, *sub, *consumer);
                 self.remove_consumer(cx, topic, sub, consumer, false, now);
             }
@@ -275,13 +377,34 @@ impl Topics {
             }
         }
         if request_id.is_some() {
-            cx.post(client.session.core, Message::ConsumerClosed { client, request_id, by_broker: false });
+            cx.post(
+                client.session.core,
+                Message::ConsumerClosed {
+                    client,
+                    request_id,
+                    by_broker: false,
+                },
+            );
         }
     }
 
     /// Closes consumers of a subscription from this side, all or all but one.
-    pub(super) fn expel(&mut self, cx: &mut Context, slot: u32, sub_slot: u32, except: Option<ClientRef>, seeking: bool, now: Now) {
-        let Some(sub) = self.topics.get(slot as usize).and_then(|topic| topic.subs.get(sub_slot as usize)) else { return };
+    pub(super) fn expel(
+        &mut self,
+        cx: &mut Context,
+        slot: u32,
+        sub_slot: u32,
+        except: Option<ClientRef>,
+        seeking: bool,
+        now: Now,
+    ) {
+        let Some(sub) = self
+            .topics
+            .get(slot as usize)
+            .and_then(|topic| topic.subs.get(sub_slot as usize))
+        else {
+            return;
+        };
         let gone: Vec<(u32, ClientRef)> = sub
             .consumers
             .iter()
@@ -289,22 +412,50 @@ impl Topics {
             .filter(|(_, client)| except.is_none_or(|kept| kept.key() != client.key()))
             .collect();
         for (consumer, client) in gone {
-            cx.post(client.session.core, Message::ConsumerClosed { client, request_id: None, by_broker: true });
+            cx.post(
+                client.session.core,
+                Message::ConsumerClosed {
+                    client,
+                    request_id: None,
+                    by_broker: true,
+                },
+            );
             self.remove_consumer(cx, slot, sub_slot, consumer, seeking, now);
         }
     }
 
     /// UNSUBSCRIBE: the cursor goes, and with it what nobody else holds.
-    pub(super) fn unsubscribe(&mut self, cx: &mut Context, client: ClientRef, request_id: u64, force: bool, now: Now) {
-        let Some(Seat::Consumer { topic: slot, sub: sub_slot, consumer }) = self.clients.get(&client.key()) else {
+    pub(super) fn unsubscribe(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        request_id: u64,
+        force: bool,
+        now: Now,
+    ) {
+        let Some(Seat::Consumer {
+            topic: slot,
+            sub: sub_slot,
+            consumer,
+        }) = self.clients.get(&client.key())
+        else {
             return self.no_consumer(cx, client, request_id);
         };
         let (slot, sub_slot, consumer) = (*slot, *sub_slot, *consumer);
-        let Some(topic) = self.topics.get(slot as usize) else { return };
-        let Some(sub) = topic.subs.get(sub_slot as usize) else { return };
+        let Some(topic) = self.topics.get(slot as usize) else {
+            return;
+        };
+        let Some(sub) = topic.subs.get(sub_slot as usize) else {
+            return;
+        };
         let others = sub.consumers.len() > 1;
         if others && !force {
-            let text = format!("Subscription '{}' of {} has {} consumers; close the others or force it", sub.name, topic.name, sub.consumers.len());
+            let text = format!(
+                "Subscription '{}' of {} has {} consumers; close the others or force it",
+                sub.name,
+                topic.name,
+                sub.consumers.len()
+            );
             return self.reply_error(cx, client, request_id, ServerError::MetadataError, text);
         }
         let durable = sub.cursor;
@@ -312,11 +463,16 @@ impl Topics {
             self.expel(cx, slot, sub_slot, Some(client), false, now);
         }
         self.remove_consumer(cx, slot, sub_slot, consumer, false, now);
-        let Some(topic) = self.topics.get_mut(slot as usize) else { return };
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
         let lane = topic.lane;
         if let Some(cursor) = durable {
             if let Some(seat) = self.lanes.get_mut(lane) {
-                seat.append(&Record::CursorDeleted { topic: topic.state.id, cursor });
+                seat.append(&Record::CursorDeleted {
+                    topic: topic.state.id,
+                    cursor,
+                });
             }
             topic.state.delete_cursor(cursor);
             if let Some(sub) = topic.subs.try_remove(sub_slot as usize) {
@@ -324,9 +480,24 @@ impl Topics {
             }
             topic.trim_if_loose(&mut self.lanes);
         }
-        cx.post(client.session.core, Message::ConsumerClosed { client, request_id: None, by_broker: false });
+        cx.post(
+            client.session.core,
+            Message::ConsumerClosed {
+                client,
+                request_id: None,
+                by_broker: false,
+            },
+        );
         let command = Box::new(crate::engine::reply::success(request_id));
-        self.after_log(cx, lane, client.session.core, Message::Reply { session: client.session, command });
+        self.after_log(
+            cx,
+            lane,
+            client.session.core,
+            Message::Reply {
+                session: client.session,
+                command,
+            },
+        );
     }
 }
 
@@ -341,7 +512,9 @@ pub(super) fn mark_delete(state: &crate::store::log::TopicState, sub: &Subscript
 impl Subscription {
     /// The subscription's cursor.
     pub(super) fn acks<'a>(&'a self, state: &'a crate::store::log::TopicState) -> &'a AckState {
-        self.cursor.and_then(|cursor| state.cursors.get(&cursor)).map_or(&self.own, |cursor| &cursor.acks)
+        self.cursor
+            .and_then(|cursor| state.cursors.get(&cursor))
+            .map_or(&self.own, |cursor| &cursor.acks)
     }
 
     /// Lets consumers and the subscription go on when enough has been acknowledged.
@@ -353,7 +526,11 @@ impl Subscription {
             freed = true;
         }
         let limit = cx.settings.max_unacked_messages_per_consumer;
-        for (_, consumer) in self.consumers.iter_mut().filter(|(_, c)| c.blocked && c.unacked <= limit / 2) {
+        for (_, consumer) in self
+            .consumers
+            .iter_mut()
+            .filter(|(_, c)| c.blocked && c.unacked <= limit / 2)
+        {
             consumer.blocked = false;
             consumer.permits += std::mem::take(&mut consumer.parked);
             freed = true;
@@ -368,16 +545,27 @@ impl Topic {
         let latest = self.confirmed;
         let mark_delete = match start {
             Some(Position::EARLIEST) => Position::EARLIEST,
-            Some(start) if start.ledger >= 0 && start.entry >= 0 && start <= self.confirmed => self.state.ledgers.prev(start),
-            Some(start) if start != Position::LATEST && start < Position::new(0, 0) => Position::EARLIEST,
+            Some(start) if start.ledger >= 0 && start.entry >= 0 && start <= self.confirmed => {
+                self.state.ledgers.prev(start)
+            }
+            Some(start) if start != Position::LATEST && start < Position::new(0, 0) => {
+                Position::EARLIEST
+            }
             _ if open.earliest => Position::EARLIEST,
             _ => latest,
         };
         if open.durable {
-            let properties: Vec<(&str, &str)> = open.properties.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+            let properties: Vec<(&str, &str)> = open
+                .properties
+                .iter()
+                .map(|(k, v)| (k.as_str(), v.as_str()))
+                .collect();
             create_durable(self, seat, &open.subscription, mark_delete, &properties)
         } else {
-            let slot = self.subs.insert(Subscription::new(&open.subscription, None, mark_delete)) as u32;
+            let slot = self
+                .subs
+                .insert(Subscription::new(&open.subscription, None, mark_delete))
+                as u32;
             self.sub_names.insert(open.subscription.clone(), slot);
             slot
         }
