@@ -7,6 +7,7 @@
 mod commands;
 mod lookup;
 mod publish;
+mod unsupported;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
