@@ -385,5 +385,4 @@ fn bit_len(words: &[i64]) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "cursor_tests.rs"]
 mod tests;

@@ -415,5 +415,4 @@ impl Ledgers {
 }
 
 #[cfg(test)]
-#[path = "ledgers_tests.rs"]
 mod tests;
