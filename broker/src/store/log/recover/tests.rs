@@ -246,7 +246,7 @@ fn kept() -> impl Strategy<Value = Kept> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(ProptestConfig::with_cases(60))]
     /// Lives that end in a crash: each begins with everything that was durable, from whatever checkpoint there was.
     #[test]
     fn crashes(lives in vec((lane_ops(120), vec(kept(), 2)), 1..4), last in lane_ops(60)) {
