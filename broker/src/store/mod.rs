@@ -5,6 +5,8 @@
 
 pub mod chunk;
 pub mod file;
+pub mod lock;
 pub mod memory;
+pub mod meta;
 mod tail;
 pub mod wal;
