@@ -161,19 +161,13 @@ impl Topics {
         if refused.is_none()
             && let Err(error) = topic.roll_if_due(seat, cx, now)
         {
-            return self.refuse_send(
-                cx,
-                slot,
-                client,
+            return self.refuse_send(cx, slot, producer, client,
                 sequence_id.max(highest_sequence_id.unwrap_or(0)),
                 error,
             );
         }
         if let Some(error) = refused {
-            return self.refuse_send(
-                cx,
-                slot,
-                client,
+            return self.refuse_send(cx, slot, producer, client,
                 sequence_id.max(highest_sequence_id.unwrap_or(0)),
                 error,
             );
@@ -200,10 +194,7 @@ impl Topics {
                     ServerError::NotAllowedError,
                     "the message is larger than the log takes: maxMessageSize is smaller than it",
                 );
-                return self.refuse_send(
-                    cx,
-                    slot,
-                    client,
+                return self.refuse_send(cx, slot, producer, client,
                     sequence_id.max(highest_sequence_id.unwrap_or(0)),
                     error,
                 );
@@ -244,17 +235,21 @@ impl Topics {
         }
     }
 
-    /// The error takes its turn among the receipts, unless nothing can become durable any more.
+    /// The error takes its turn among the receipts, unless nothing becomes durable for now.
     fn refuse_send(
         &mut self,
         cx: &mut Context,
         slot: u32,
+        producer: u32,
         client: ClientRef,
         sequence_id: u64,
         error: (ServerError, &'static str),
     ) {
         cx.counters.publish_errors += 1;
-        let Some(topic) = self.topics.get(slot as usize) else {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
+        let Some(seat) = self.lanes.get_mut(topic.lane) else {
             return;
         };
         let message = Message::SendRefused {
@@ -263,7 +258,19 @@ impl Topics {
             error: error.0,
             message: error.1,
         };
-        self.after_log(cx, topic.lane, client.session.core, message);
+        match topic.producers.get_mut(producer as usize) {
+            Some(entry) if entry.pending > 0 && !seat.is_stuck() => {
+                entry.pending += 1;
+                let message = Box::new(message);
+                seat.push_behind(Pending::Refused {
+                    topic: slot,
+                    producer,
+                    client,
+                    message,
+                });
+            }
+            _ => cx.post(client.session.core, message),
+        }
     }
 
     /// A SEND is durable: the topic's confirmed position moves, the session gets its receipt.

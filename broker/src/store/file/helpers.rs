@@ -16,11 +16,12 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use super::super::chunk::{Chunk, PAGE};
 use super::super::wal::{Checkpoint, Space, Wake, WalError};
 use super::manifest::{Hole, Manifest, Seal, store_checkpoint};
-use super::recover::{cut_of, spare_path};
+use super::recover::spare_path;
 use super::segment::{
     Expected, SEGMENT_HEADER_LEN, SegmentFile, SegmentHeader, put_in_service, read_chunk,
     read_header, segment_path, zeroed,
 };
+use super::source::cut_of;
 use super::{Faults, Operation, SyncMode};
 
 /// How often a full disk is tried again.
