@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from rawpulsar import MAX_TOTAL_SIZE, RawConnection, command_frame, entry_bytes, send_frame
+from rawpulsar import MAX_TOTAL_SIZE, ConnectionClosed, RawConnection, batch_payload, command_frame, entry_bytes, send_frame
 from rawpulsar.frames import base_command, frame
-from rawpulsar.mutate import CONNECT, mutate, seed_frames
+from rawpulsar.mutate import CONNECT, mutate, mutate_entry, seed_frames, wild
 
 FRAMES = int(os.environ.get("VELA_BAD_FRAMES", 100_000))
 SEED = int(os.environ.get("VELA_BAD_SEED", 20_261_130))
@@ -178,21 +178,55 @@ def test_commands_in_the_wrong_state_close_the_connection(healthy, raw, name):
     raw.expect_closed(5)
 
 
+def pour_into_open_session(broker, topic, data_for):
+    """A connection with a producer and a consumer that are ready, then what `data_for(positions)` makes."""
+    with RawConnection(broker.host, broker.port) as connection:
+        connection.connect()
+        connection.producer(topic)
+        positions = [connection.publish(b"one").position, connection.publish_batch([b"a", b"b", b"c"]).position]
+        connection.subscribe(topic, "mutants", "Shared")
+        connection.flow(10)
+        try:
+            connection.write(data_for(positions))
+            connection.socket.shutdown(socket.SHUT_WR)
+            while True:
+                connection.next()
+        except (ConnectionClosed, OSError) as error:
+            assert not isinstance(error, TimeoutError), "the broker kept a connection open for 10 s that its client had ended"
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(4))
-def test_mutated_frames(broker, healthy, part):
-    """Connections send a few good frames and then damaged ones, until the broker or the script ends them."""
+def test_mutated_frames(broker, healthy, topic, part):
+    """Damaged frames on fresh connections, and damaged frames, damaged entries and absurd values in ready sessions, until
+    the broker or the script ends the connection. Every frame the broker answers with must be whole."""
     rng = random.Random(SEED * 10 + part)
-    weighted = seed_frames(MUTANT_TOPIC)
+    weighted = seed_frames(topic)
     weights, frames_ = [weight for weight, _ in weighted], [data for _, data in weighted]
-    producer, subscribe = frames_[1], frames_[2]
+    batch = batch_payload([b"a", b"bb", b"ccc"])
+    entries = [
+        entry_bytes(b"payload" * 5), entry_bytes(b"payload", "none"),
+        entry_bytes(batch, num_messages_in_batch=3, highest_sequence_id=2, uncompressed_size=len(batch)),
+    ]
     left = FRAMES // 4
     while left > 0:
-        count = min(left, rng.randint(1, 12))
+        count = min(left, rng.randint(1, 30))
         left -= count
-        good = b"".join(data for data, chance in ((producer, 0.3), (subscribe, 0.3)) if rng.random() < chance)
-        mutants = b"".join(mutate(rng, data) for data in rng.choices(frames_, weights, k=count))
-        pour(broker, good + mutants, connect=rng.random() < 0.9, abrupt=rng.random() < 0.1)
+
+        def mutants(n):
+            return b"".join(mutate(rng, data) for data in rng.choices(frames_, weights, k=n))
+
+        if rng.random() < 0.5:
+            pour(broker, mutants(count), connect=rng.random() < 0.9, abrupt=rng.random() < 0.1)
+        else:
+            def in_session(positions):
+                # The frames that leave the connection open come first, or the later ones would never be read.
+                mild = [
+                    mutate_entry(rng, rng.choice(entries)) if rng.random() < 0.5 else wild(rng, positions)
+                    for _ in range(count * 3 // 4)]
+                return b"".join(mild) + mutants(count - len(mild))
+
+            pour_into_open_session(broker, topic, in_session)
         assert healthy.failures == [], f"seed {SEED} part {part}, {left} frames before the end"
 
 

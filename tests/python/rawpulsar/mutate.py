@@ -2,7 +2,7 @@
 
 import struct
 
-from .frames import MAX_TOTAL_SIZE, batch_payload, command_frame, entry_bytes, send_frame
+from .frames import MAX_TOTAL_SIZE, batch_payload, command_frame, crc32c, entry_bytes, send_frame
 
 CONNECT = command_frame("CONNECT", client_version="mutant", protocol_version=21)
 
@@ -106,3 +106,51 @@ def mutate(rng, frame):
     if rng.random() < 0.75:
         data[0:4] = struct.pack(">I", len(data) - 4)
     return bytes(data)
+
+
+def mutate_entry(rng, entry):
+    """A SEND to producer 1 whose command is good and whose entry is damaged; now and then under a right checksum, so
+    that the damage is stored and dispatched."""
+    data = bytearray(entry)
+    for _ in range(rng.choice([1, 1, 2])):
+        rng.choice([_flip_bits, _overwrite, _wrong_magic, *RESIZING])(rng, data)
+    if rng.random() < 0.4 and len(data) > 6:
+        data[0:6] = b"\x0e\x01" + struct.pack(">I", crc32c(data[6:]))
+    sequence = _number(rng)
+    return send_frame(bytes(data), producer_id=1, sequence_id=sequence, num_messages=rng.choice([1, 1, 3, 0, -1, 2**31 - 1]),
+                      highest_sequence_id=rng.choice([None, sequence + 2 & 2**64 - 1, _number(rng)]))
+
+
+def _number(rng):
+    return rng.choice([0, 1, 2, rng.randrange(100), rng.randrange(2**32), 2**31 - 1, 2**63 - 1, 2**63, 2**64 - 1, rng.randrange(2**64)])
+
+
+def wild(rng, positions):
+    """A well-formed command with absurd values, for consumer 1 or 2."""
+    def id():
+        ledger, entry = rng.choice(positions) if positions and rng.random() < 0.6 else (_number(rng), _number(rng))
+        return {
+            "ledgerId": ledger, "entryId": entry,
+            "batch_index": rng.choice([None, -1, 0, 5, 2**31 - 1, -(2**31)]),
+            "batch_size": rng.choice([None, 0, 3, -1, 2**31 - 1]),
+            "ack_set": rng.choice([[], [], [0], [-1], [5], [_number(rng) for _ in range(rng.randint(1, 40))]]),
+        }
+
+    consumer = rng.choice([1, 1, 1, 2])
+    kind = rng.randrange(8)
+    if kind <= 2:
+        return command_frame("ACK", consumer_id=consumer, ack_type=rng.choice(["Individual", "Individual", "Cumulative"]),
+                             message_id=[id() for _ in range(rng.choice([0, 1, 1, 2, 30]))],
+                             request_id=rng.choice([None, _number(rng)]), validation_error=rng.choice([None, 0, 2, 4]))
+    if kind == 3:
+        return command_frame("FLOW", consumer_id=consumer, messagePermits=rng.choice([1, 5, 1000, 2**31 - 1, 2**31, 0]))
+    if kind == 4:
+        return command_frame("REDELIVER_UNACKNOWLEDGED_MESSAGES", consumer_id=consumer,
+                             message_ids=[id() for _ in range(rng.choice([0, 1, 3]))],
+                             consumer_epoch=rng.choice([None, _number(rng)]))
+    if kind == 5:
+        return command_frame("SEEK", consumer_id=consumer, request_id=_number(rng), message_id=rng.choice([None, id()]),
+                             message_publish_time=rng.choice([None, _number(rng)]))
+    if kind == 6:
+        return command_frame("GET_LAST_MESSAGE_ID", consumer_id=consumer, request_id=_number(rng))
+    return command_frame("CONSUMER_STATS", consumer_id=1, request_id=_number(rng))
