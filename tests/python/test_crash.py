@@ -25,7 +25,7 @@ TOPICS = 3
 
 def official_client(broker):
     return pulsar.Client(
-        broker.url, operation_timeout_seconds=30, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Fatal))
+        broker.url, operation_timeout_seconds=30, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
 
 
 def read_everything(broker, topic):
@@ -153,6 +153,7 @@ class Acker:
     def open(self):
         self.connection = RawConnection(self.broker.host, self.broker.port)
         self.connection.connect()
+        self.connection.request("LOOKUP", "LOOKUP_RESPONSE", topic=self.topic)
 
     def publish(self, count):
         connection = self.connection
