@@ -1,5 +1,6 @@
 """Starting and stopping the broker binary under test."""
 
+import ctypes
 import os
 import re
 import select
@@ -7,12 +8,22 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from urllib.parse import urlparse
 
 READY = re.compile(r"vela is ready: (pulsar://\S+) (http://\S+)")
 START_LIMIT_SECONDS = 60
 STOP_LIMIT_SECONDS = 20
+
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_the_test_run():
+    """Runs in the child: the kernel kills the broker should the test run itself be killed."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_port():
@@ -38,8 +49,12 @@ class Broker:
             return answer.read().decode()
 
     def metric(self, name):
-        """The value of a metric without labels, None when the broker does not publish it."""
-        for line in self.http("/metrics").splitlines():
+        """The value of a metric without labels, None when the broker does not publish it or has no /metrics."""
+        try:
+            text = self.http("/metrics")
+        except urllib.error.URLError:
+            return None
+        for line in text.splitlines():
             if line.startswith(name + " "):
                 return float(line.split()[1])
         return None
@@ -61,7 +76,8 @@ class BrokerProcess(Broker):
         with open(self.log_path, "ab") as log:
             # A session of its own, so that an interrupt of the test run does not reach it before the fixtures do.
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+                self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+                preexec_fn=_die_with_the_test_run,
             )
         deadline = time.monotonic() + START_LIMIT_SECONDS
         line = b""
