@@ -1,6 +1,5 @@
 """Options and fixtures: which broker the suite drives, and clients for it."""
 
-import os
 import re
 import threading
 import time

@@ -1,6 +1,7 @@
 """Permits and who gets which message."""
 
 import collections
+import itertools
 
 import pulsar
 import pytest
@@ -169,35 +170,28 @@ class TestShared:
         assert sorted(got[0] + got[1]) == list(range(200))
         assert got[0] and got[1]
 
-    def test_turns_are_of_at_most_twenty_entries(self, make_raw, topic, publish):
-        publish(300)
-        owner = {}
+    def test_consumers_take_turns_of_at_most_twenty_entries(self, make_raw, raw, topic):
         consumers = [make_raw() for _ in range(3)]
         for number, consumer in enumerate(consumers):
             consumer.subscribe(topic, "s", "Shared", consumer_name=f"c{number}")
-        for consumer in consumers:
             consumer.flow(1000)
-        total = 0
+            assert consumer.stats()["availablePermits"] == 1000
+        raw.producer(topic)
+        raw.write(b"".join(
+            send_frame(entry_bytes(b"%d" % n, sequence_id=n), producer_id=1, sequence_id=n, num_messages=1) for n in range(300)))
+        for sequence in range(300):
+            raw.expect("SEND_RECEIPT", sequence_id=sequence)
+        owners = {}
         for number, consumer in enumerate(consumers):
             while True:
                 try:
-                    message = consumer.next(0.5)
+                    owners.setdefault(int(consumer.next(0.5).payload), []).append(number)
                 except TimeoutError:
                     break
-                owner.setdefault(int(message.payload), []).append(number)
-                total += 1
-        assert total == 300 and sorted(owner) == list(range(300))
-        # The first turns may go to whoever was there first; from then on nobody is left out.
-        late = [owner[n][0] for n in range(180, 300)]
-        assert set(late) == {0, 1, 2}
-        runs, length = [], 1
-        for before, after in zip(late, late[1:]):
-            if before == after:
-                length += 1
-            else:
-                runs.append(length)
-                length = 1
-        assert max(runs) <= 20
+        assert sorted(owners) == list(range(300)) and all(len(who) == 1 for who in owners.values())
+        turns = [len(list(turn)) for _, turn in itertools.groupby(owners[n][0] for n in range(300))]
+        assert max(turns) <= 20
+        assert {who[0] for who in owners.values()} == {0, 1, 2}
 
     def test_the_messages_of_a_leaver_go_to_those_who_stay(self, make_raw, topic, publish):
         leaver, stayer = make_raw(), make_raw()
