@@ -625,13 +625,16 @@ impl Sessions {
 impl Session {
     /// One SEND has its answer. True if the session may go on because of it.
     fn answered(&mut self, cx: &mut Context) -> bool {
+        let mut freed = false;
         self.pending_publishes = self.pending_publishes.saturating_sub(1);
         if self.holds.pending_requests
             && self.pending_publishes <= cx.settings.max_pending_publish_requests_per_connection / 2
         {
             self.holds.pending_requests = false;
+            freed = true;
         }
         self.touch(cx);
+        freed
     }
 
     fn deliver(&mut self, cx: &mut Context, client: ClientRef, delivery: Delivery) {

@@ -161,13 +161,21 @@ impl Topics {
         if refused.is_none()
             && let Err(error) = topic.roll_if_due(seat, cx, now)
         {
-            return self.refuse_send(cx, slot, producer, client,
+            return self.refuse_send(
+                cx,
+                slot,
+                producer,
+                client,
                 sequence_id.max(highest_sequence_id.unwrap_or(0)),
                 error,
             );
         }
         if let Some(error) = refused {
-            return self.refuse_send(cx, slot, producer, client,
+            return self.refuse_send(
+                cx,
+                slot,
+                producer,
+                client,
                 sequence_id.max(highest_sequence_id.unwrap_or(0)),
                 error,
             );
@@ -194,7 +202,11 @@ impl Topics {
                     ServerError::NotAllowedError,
                     "the message is larger than the log takes: maxMessageSize is smaller than it",
                 );
-                return self.refuse_send(cx, slot, producer, client,
+                return self.refuse_send(
+                    cx,
+                    slot,
+                    producer,
+                    client,
                     sequence_id.max(highest_sequence_id.unwrap_or(0)),
                     error,
                 );
@@ -386,7 +398,10 @@ impl super::Topic {
             bytes: cx.settings.managed_ledger_max_size_per_ledger,
             age_ms: cx.settings.managed_ledger_max_ledger_rollover_time_ms,
         };
-        if self.state.ledgers.current().is_some()
+        // A ledger belongs to one start of the broker: what an earlier one lost of its end is never written again
+        // under the same ids.
+        let current = self.state.ledgers.current();
+        if current.is_some_and(|ledger| seat.lane.is_own_ledger(ledger.id))
             && !self.state.ledgers.should_roll(&policy, now.wall_ms)
         {
             return Ok(());

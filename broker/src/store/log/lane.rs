@@ -346,6 +346,11 @@ impl Lane {
         self.epoch
     }
 
+    /// Was this ledger opened by this start of the broker?
+    pub fn is_own_ledger(&self, ledger: i64) -> bool {
+        u64::try_from(ledger >> ROLL_BITS) == Ok(self.epoch)
+    }
+
     /// The chunks in memory.
     pub fn cache(&self) -> &ChunkCache {
         &self.cache
