@@ -34,6 +34,8 @@ pub enum Operation {
     NewSegment,
     /// Write a checkpoint.
     Checkpoint,
+    /// Write the manifest.
+    Manifest,
 }
 
 /// Makes operations fail, for tests of what happens then.

@@ -550,6 +550,53 @@ fn no_room_for_segments_is_said_early_and_ends_by_itself() {
     until(&mut wal, |w| w.acked() == 21 && w.space() == Space::Ok);
 }
 
+/// A disk that has room for checkpoints and the manifest only when the reserve is given up.
+struct Crammed {
+    reserve: PathBuf,
+}
+
+impl Faults for Crammed {
+    fn before(&self, operation: Operation) -> io::Result<()> {
+        let small = matches!(operation, Operation::Checkpoint | Operation::Manifest);
+        match small && self.reserve.exists() {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn the_reserve_lets_a_full_disk_drop_segments() {
+    let data = tempfile::tempdir().unwrap();
+    let reserve = lane_dir(data.path(), 0).join("reserve");
+    let faults: Arc<dyn Faults> = Arc::new(Crammed {
+        reserve: reserve.clone(),
+    });
+    let (mut wal, _) = open(
+        data.path(),
+        1,
+        FileOptions {
+            faults: Some(faults),
+            ..small()
+        },
+    );
+    for _ in 0..30 {
+        put(&mut wal, &[vec![3; 5000]]);
+    }
+    until(&mut wal, |_| reserve.exists());
+    wal.put_checkpoint(1, 30, Bytes::from_static(b"all"))
+        .unwrap();
+    event(&mut wal, |e| {
+        matches!(e, WalEvent::Checkpoint { result: Ok(()), .. })
+    });
+    // It comes back as soon as there is room again.
+    until(&mut wal, |_| reserve.exists());
+    let first = wal.segments()[0].id;
+    wal.drop_segment(first).unwrap();
+    until(&mut wal, |_| !segment(data.path(), first).exists());
+    until(&mut wal, |_| reserve.exists());
+}
+
 #[test]
 fn an_io_error_stops_the_lane_for_good() {
     let (_, options) = broken(io::ErrorKind::Other, |o| {
