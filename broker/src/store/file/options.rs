@@ -34,6 +34,8 @@ pub enum Operation {
     NewSegment,
     /// Write a checkpoint.
     Checkpoint,
+    /// Write the manifest.
+    Manifest,
 }
 
 /// Makes operations fail, for tests of what happens then.
@@ -42,7 +44,7 @@ pub trait Faults: Send + Sync {
     fn before(&self, operation: Operation) -> io::Result<()>;
 }
 
-/// Settings of a [`FileWal`].
+/// Settings of a [`FileWal`](super::FileWal).
 #[derive(Clone)]
 pub struct FileOptions {
     /// Size of a segment file in bytes; rounded up to whole pages, at least 8192.

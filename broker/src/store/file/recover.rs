@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::super::chunk::{Chunk, ChunkError, PAGE};
 use super::super::tail::{self, End, Seen};
 use super::super::wal::{TornTail, WalError};
+use super::helpers::{is_full, wal_error};
 use super::manifest::{Manifest, Seal};
 use super::segment::{
     SEGMENT_HEADER_LEN, SegmentHeader, numbered, read_at, read_header, segment_path, sync_dir,
@@ -48,6 +49,11 @@ struct Spot {
 /// Name of the spare that the segment `id` becomes.
 pub(super) fn spare_path(dir: &Path, id: u64) -> PathBuf {
     dir.join(format!("{id:08}.spare"))
+}
+
+/// The file that keeps room for checkpoints and the manifest on a full disk.
+pub(super) fn reserve_path(dir: &Path) -> PathBuf {
+    dir.join("reserve")
 }
 
 /// Opens the directory in `epoch`. `spare_len` is the size of segment files now: spares of another size are removed.
@@ -118,7 +124,16 @@ pub(super) fn open(
         );
     }
     manifest.epoch = epoch;
-    manifest.store(dir).map_err(fail)?;
+    while let Err(e) = manifest.store(dir) {
+        // On a full disk what is only kept for later makes room.
+        let freed = fs::remove_file(reserve_path(dir)).is_ok()
+            || spares
+                .pop()
+                .is_some_and(|spare| fs::remove_file(spare).is_ok());
+        if !is_full(&e) || !freed {
+            return Err(wal_error("opening", dir, &e));
+        }
+    }
     set_ends(&mut live, &manifest);
     for id in unused {
         fs::rename(segment_path(dir, id), spare_path(dir, id)).map_err(fail)?;
@@ -170,6 +185,7 @@ fn list(dir: &Path) -> io::Result<(Vec<u64>, Vec<PathBuf>)> {
             spares.push(entry.path());
         } else if name.ends_with(".checkpoint.tmp")
             || name == "manifest.tmp"
+            || name == "reserve.tmp"
             || numbered(&name, ".zeroing").is_some()
         {
             fs::remove_file(entry.path())?;
