@@ -174,12 +174,12 @@ impl Topics {
     }
 
     /// The log says that chunks up to `upto` are durable.
-    pub(crate) fn durable(&mut self, cx: &mut Context, shard: u32, upto: u64) {
+    pub(crate) fn durable(&mut self, cx: &mut Context, shard: u32, upto: u64, synced: u64) {
         let index = self.lane_at(cx, shard);
         let Some(seat) = self.lanes.get_mut(index) else {
             return;
         };
-        seat.lane.durable(upto);
+        seat.lane.written(upto, synced);
         if matches!(seat.failure, Some(WalError::Full { .. })) {
             seat.failure = None;
         }
