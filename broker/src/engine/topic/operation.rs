@@ -310,6 +310,11 @@ impl Topics {
             .subs
             .get(sub as usize)
             .map_or(Position::EARLIEST, |sub| mark_delete(&topic.state, sub));
+        // A cursor before everything stands before the first entry there is, as clients see it.
+        let mark_delete = match topic.state.ledgers.first() {
+            Some(first) if mark_delete.ledger < 0 => first.before(),
+            _ => mark_delete,
+        };
         let command = Box::new(reply::last_message_id(
             request_id,
             last,

@@ -1,0 +1,1004 @@
+//! A whole broker in one thread, without sockets, disks or clocks: the engines of all its cores, and a driver that carries out what they
+//! ask for, one small step at a time and in whatever order the test wants.
+//!
+//! [`World::steps`] lists what could happen next and [`World::apply`] makes one of it happen; [`World::run_until_idle`] does whatever there
+//! is until nothing is left, for tests that do not care about the order. Nothing here is random and nothing reads a clock, so a run is
+//! repeated exactly by repeating the calls.
+
+#![allow(dead_code, unreachable_pub, missing_docs)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+pub mod client;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use bytes::{Buf, Bytes, BytesMut};
+use vela_broker::engine::{
+    ConnId, CoreId, Engine, EngineConfig, Message, Metadata, MetadataRequest, Now, ServiceAddress,
+    Settings,
+};
+use vela_broker::store::chunk::Chunk;
+use vela_broker::store::log::{Lane, LaneConfig, LaneState, recover_lane};
+use vela_broker::store::memory::{Kept, MemoryOptions, MemoryWal};
+use vela_broker::store::wal::{Space, Wal, WalError, WalEvent};
+use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder, Sizes, decode_command};
+use vela_proto::BaseCommand;
+
+/// Receive memory that is alive, counted where it is allocated.
+#[derive(Default, Debug)]
+pub struct Retained {
+    bytes: AtomicI64,
+    /// Sum of everything that was ever allocated.
+    total: AtomicI64,
+}
+
+impl Retained {
+    /// Bytes alive.
+    pub fn bytes(&self) -> i64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes ever allocated.
+    pub fn total(&self) -> i64 {
+        self.total.load(Ordering::Relaxed)
+    }
+}
+
+impl Accounting for Retained {
+    fn allocated(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as i64, Ordering::Relaxed);
+        self.total.fetch_add(bytes as i64, Ordering::Relaxed);
+    }
+
+    fn released(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
+    }
+}
+
+/// A mistake planted between the engine and what drives it, to see that the tests would find it. Only the harness knows of them.
+#[derive(Copy, Clone, Eq, PartialEq, Debug, Default)]
+pub enum Fault {
+    #[default]
+    None,
+    /// Chunks are reported durable when they are handed in, not when they are written.
+    ReceiptBeforeSync,
+    /// One `Release` in four between cores is lost.
+    DropRelease,
+    /// One `Written` in four between cores is lost.
+    DropWritten,
+    /// One frame in sixty-four is never freed.
+    LeakRoot,
+    /// Now and then two neighbouring messages from one core to another change places.
+    ReorderMail,
+}
+
+/// How the world is set up.
+#[derive(Clone, Debug)]
+pub struct WorldConfig {
+    pub cores: CoreId,
+    pub shards: u32,
+    pub settings: Settings,
+    pub service: ServiceAddress,
+    /// Its `budget_bytes` is the engine's `log_budget` too.
+    pub lane: LaneConfig,
+    pub wal: MemoryOptions,
+    pub sizes: Sizes,
+    pub namespaces: Vec<String>,
+    pub fault: Fault,
+    /// Both clocks at the start.
+    pub now: Now,
+}
+
+impl Default for WorldConfig {
+    fn default() -> Self {
+        WorldConfig {
+            cores: 2,
+            shards: 2,
+            settings: Settings::default(),
+            service: ServiceAddress {
+                advertised: None,
+                port: 6650,
+                core_ports: Vec::new(),
+            },
+            lane: LaneConfig::default(),
+            wal: MemoryOptions::default(),
+            sizes: Sizes::default(),
+            namespaces: vec!["public/default".into()],
+            fault: Fault::None,
+            now: Now {
+                ms: 1_000,
+                wall_ms: 1_700_000_000_000,
+            },
+        }
+    }
+}
+
+/// A connection of the world, for as long as the world exists.
+#[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash, Debug)]
+pub struct Peer(pub usize);
+
+/// One frame from the broker.
+#[derive(Clone, Debug)]
+pub struct Incoming {
+    pub command: BaseCommand,
+    /// Behind the command: of a MESSAGE, the entry.
+    pub rest: Bytes,
+}
+
+/// One connection, both ends.
+pub struct Conn {
+    pub core: CoreId,
+    pub id: ConnId,
+    /// Sent by the client, not read by the broker.
+    to_broker: BytesMut,
+    decoder: FrameDecoder,
+    /// Decoded while the session took none.
+    frames: VecDeque<Frame>,
+    from_broker: FrameDecoder,
+    /// What the client got and has not looked at.
+    pub received: VecDeque<Incoming>,
+    /// The engine said there is output.
+    dirty: bool,
+    close_asked: bool,
+    /// The engine knows this connection.
+    pub open: bool,
+    /// The client's end does not read.
+    pub stuck: bool,
+}
+
+struct Core {
+    engine: Engine,
+    cumulation: Cumulation,
+    /// Something happened since the last turn.
+    awake: bool,
+    /// Notices of the metadata store.
+    notices: VecDeque<(String, Option<Bytes>)>,
+}
+
+struct Shard {
+    wal: MemoryWal,
+    /// Given out by the lane, not taken by the log.
+    queue: VecDeque<Chunk>,
+    reads: VecDeque<u64>,
+    checkpoints: VecDeque<(u64, Bytes)>,
+}
+
+/// Something that can happen next.
+#[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Debug)]
+pub enum Step {
+    /// The broker reads a socket.
+    Read(Peer),
+    /// Frames that were decoded go on.
+    Frames(Peer),
+    /// A core ends its turn.
+    Turn(CoreId),
+    /// A batch of messages arrives: from, to.
+    Mail(CoreId, CoreId),
+    /// Output goes to a client.
+    Output(Peer),
+    /// A connection that the engine gave up is closed.
+    Close(Peer),
+    /// The oldest write of a shard ends.
+    Write(u32),
+    /// A younger write of a shard ends before the oldest.
+    WriteYounger(u32),
+    /// The oldest read of a shard ends.
+    ReadBack(u32),
+    /// A checkpoint of a shard is safe.
+    Checkpoint(u32),
+    /// The metadata store answers its oldest request.
+    Metadata,
+    /// A core hears of a metadata change.
+    Notice(CoreId),
+}
+
+/// The broker and everything around it.
+pub struct World {
+    pub config: WorldConfig,
+    pub retained: Arc<Retained>,
+    pub now: Now,
+    pub conns: Vec<Conn>,
+    pub epoch: u64,
+    cores: Vec<Core>,
+    shards: Vec<Shard>,
+    /// By from * cores + to; each a batch of one turn.
+    mail: Vec<VecDeque<Vec<Message>>>,
+    metadata: BTreeMap<String, (u64, Bytes)>,
+    requests: VecDeque<(CoreId, MetadataRequest)>,
+    leaked: Vec<Frame>,
+    /// Counts what a planted fault could have hit.
+    chances: u64,
+    /// How often the planted fault struck.
+    pub struck: u64,
+    /// Steps done.
+    pub step_count: u64,
+    /// Segments dropped.
+    pub dropped_segments: u64,
+    pub checkpoints_done: u64,
+    /// Reads that went to the log because the entry was not in memory.
+    pub reads_done: u64,
+}
+
+impl World {
+    /// A new broker with empty shards.
+    pub fn new(config: WorldConfig) -> World {
+        let retained = Arc::new(Retained::default());
+        let mut metadata = BTreeMap::new();
+        for namespace in &config.namespaces {
+            metadata.insert(
+                format!("namespace/{namespace}"),
+                (1, Bytes::from_static(b"{}")),
+            );
+        }
+        let mut world = World {
+            now: config.now,
+            mail: Vec::new(),
+            conns: Vec::new(),
+            cores: Vec::new(),
+            shards: (0..config.shards)
+                .map(|shard| Shard {
+                    wal: MemoryWal::new(shard, 1, config.wal, None),
+                    queue: VecDeque::new(),
+                    reads: VecDeque::new(),
+                    checkpoints: VecDeque::new(),
+                })
+                .collect(),
+            epoch: 1,
+            retained,
+            metadata,
+            requests: VecDeque::new(),
+            leaked: Vec::new(),
+            chances: 0,
+            struck: 0,
+            step_count: 0,
+            dropped_segments: 0,
+            checkpoints_done: 0,
+            reads_done: 0,
+            config,
+        };
+        let states = (0..world.config.shards)
+            .map(|_| LaneState::default())
+            .collect();
+        world.start(states);
+        world
+    }
+
+    /// Starts the engines on the lanes' states.
+    fn start(&mut self, states: Vec<LaneState>) {
+        let cores = self.config.cores;
+        let mut lanes: Vec<Vec<(u32, Lane, LaneState)>> = (0..cores).map(|_| Vec::new()).collect();
+        for (shard, state) in (0..).zip(states) {
+            let lane = Lane::new(
+                shard,
+                self.epoch,
+                self.shards[shard as usize].wal.next_seq(),
+                self.config.lane,
+            );
+            lanes[(shard % u32::from(cores)) as usize].push((shard, lane, state));
+        }
+        let mut metadata = Metadata::default();
+        for (key, (_, value)) in &self.metadata {
+            metadata.apply(key, Some(value));
+        }
+        let accounting: Arc<dyn Accounting> = self.retained.clone();
+        self.mail = (0..cores * cores).map(|_| VecDeque::new()).collect();
+        self.cores = (0..cores)
+            .zip(lanes)
+            .map(|(core, lanes)| {
+                let config = EngineConfig {
+                    core,
+                    cores,
+                    shards: self.config.shards,
+                    settings: Arc::new(self.config.settings.clone()),
+                    service: self.config.service.clone(),
+                    log_budget: self.config.lane.budget_bytes,
+                };
+                Core {
+                    engine: Engine::new(config, lanes, metadata.clone()),
+                    cumulation: Cumulation::new(self.config.sizes, Some(accounting.clone())),
+                    awake: false,
+                    notices: VecDeque::new(),
+                }
+            })
+            .collect();
+    }
+
+    /// A client connects to a core.
+    pub fn open(&mut self, core: CoreId) -> Peer {
+        let peer = SocketAddr::from(([127, 0, 0, 1], 40_000 + (self.conns.len() % 20_000) as u16));
+        let local = SocketAddr::from(([127, 0, 0, 1], self.config.service.port));
+        let now = self.now;
+        let engine = &mut self.cores[usize::from(core)].engine;
+        let id = engine.accept(peer, local, now);
+        let max = engine.max_frame();
+        self.conns.push(Conn {
+            core,
+            id,
+            to_broker: BytesMut::new(),
+            decoder: FrameDecoder::new(max),
+            frames: VecDeque::new(),
+            from_broker: FrameDecoder::new(64 << 20),
+            received: VecDeque::new(),
+            dirty: false,
+            close_asked: false,
+            open: true,
+            stuck: false,
+        });
+        Peer(self.conns.len() - 1)
+    }
+
+    /// The client sends bytes; the broker reads them later.
+    pub fn feed(&mut self, peer: Peer, bytes: &[u8]) {
+        if self.conns[peer.0].open {
+            self.conns[peer.0].to_broker.extend_from_slice(bytes);
+        }
+    }
+
+    /// The client's end is gone: what the broker has not read is lost.
+    pub fn cut(&mut self, peer: Peer) {
+        let conn = &mut self.conns[peer.0];
+        if conn.open {
+            conn.to_broker.clear();
+            self.hang_up(peer);
+        }
+    }
+
+    /// The broker's end of a connection goes.
+    fn hang_up(&mut self, peer: Peer) {
+        let now = self.now;
+        let conn = &mut self.conns[peer.0];
+        conn.open = false;
+        conn.dirty = false;
+        conn.to_broker.clear();
+        conn.frames.clear();
+        conn.decoder = FrameDecoder::new(1024);
+        let core = &mut self.cores[usize::from(conn.core)];
+        core.engine.closed(conn.id, now);
+        core.awake = true;
+    }
+
+    /// Takes everything that a client has received.
+    pub fn take(&mut self, peer: Peer) -> Vec<Incoming> {
+        self.conns[peer.0].received.drain(..).collect()
+    }
+
+    /// Is the connection there, seen from the broker?
+    pub fn is_open(&self, peer: Peer) -> bool {
+        self.conns[peer.0].open
+    }
+
+    /// Bytes of frames that wait in front of the sessions, and of bytes that were not read.
+    pub fn unread(&self, peer: Peer) -> usize {
+        self.conns[peer.0].to_broker.len()
+    }
+
+    /// Decoded frames that wait for a session.
+    pub fn waiting_frames(&self, peer: Peer) -> usize {
+        self.conns[peer.0].frames.len()
+    }
+
+    /// Output that has not left.
+    pub fn output_len(&mut self, peer: Peer) -> usize {
+        let conn = &self.conns[peer.0];
+        if !conn.open {
+            return 0;
+        }
+        self.cores[usize::from(conn.core)]
+            .engine
+            .output(conn.id)
+            .map_or(0, |out| out.len())
+    }
+
+    pub fn wants_frames(&mut self, peer: Peer) -> bool {
+        let conn = &self.conns[peer.0];
+        conn.open
+            && self.cores[usize::from(conn.core)]
+                .engine
+                .wants_frames(conn.id)
+    }
+
+    pub fn engine(&self, core: CoreId) -> &Engine {
+        &self.cores[usize::from(core)].engine
+    }
+
+    pub fn engine_mut(&mut self, core: CoreId) -> &mut Engine {
+        self.cores[usize::from(core)].awake = true;
+        &mut self.cores[usize::from(core)].engine
+    }
+
+    pub fn wal(&self, shard: u32) -> &MemoryWal {
+        &self.shards[shard as usize].wal
+    }
+
+    /// Time passes; what is due is carried out.
+    pub fn advance(&mut self, ms: u64) {
+        self.now.ms += ms;
+        self.now.wall_ms += ms;
+        for core in &mut self.cores {
+            if core
+                .engine
+                .next_wakeup()
+                .is_some_and(|at| at <= self.now.ms)
+            {
+                core.engine.tick(self.now);
+                core.awake = true;
+            }
+        }
+    }
+
+    /// The disk of a shard has no room for the next write.
+    pub fn fill_disk(&mut self, shard: u32) {
+        self.shards[shard as usize]
+            .wal
+            .fail_next(WalError::Full("no space left on device".into()));
+    }
+
+    /// There is room again.
+    pub fn free_disk(&mut self, shard: u32) {
+        self.shards[shard as usize].wal.retry();
+    }
+
+    /// Does the disk of a shard refuse writes?
+    pub fn disk_full(&self, shard: u32) -> bool {
+        self.shards[shard as usize].wal.space() == Space::Full
+    }
+
+    /// The next write of a shard fails for good.
+    pub fn break_disk(&mut self, shard: u32) {
+        self.shards[shard as usize]
+            .wal
+            .fail_next(WalError::Unavailable("input/output error".into()));
+    }
+
+    /// Everything that could happen next.
+    pub fn steps(&mut self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for (index, conn) in self.conns.iter().enumerate() {
+            if !conn.open {
+                continue;
+            }
+            let engine = &mut self.cores[usize::from(conn.core)].engine;
+            if conn.close_asked {
+                steps.push(Step::Close(Peer(index)));
+                continue;
+            }
+            let wants = (!conn.frames.is_empty() || !conn.to_broker.is_empty())
+                && engine.wants_frames(conn.id);
+            if wants && !conn.frames.is_empty() {
+                steps.push(Step::Frames(Peer(index)));
+            } else if wants {
+                steps.push(Step::Read(Peer(index)));
+            }
+            if conn.dirty && !conn.stuck {
+                steps.push(Step::Output(Peer(index)));
+            }
+        }
+        let cores = self.config.cores;
+        for core in 0..cores {
+            if self.cores[usize::from(core)].awake {
+                steps.push(Step::Turn(core));
+            }
+            if !self.cores[usize::from(core)].notices.is_empty() {
+                steps.push(Step::Notice(core));
+            }
+            for to in 0..cores {
+                if !self.mail[usize::from(core * cores + to)].is_empty() {
+                    steps.push(Step::Mail(core, to));
+                }
+            }
+        }
+        for (index, shard) in (0..).zip(&self.shards) {
+            let pending = shard.wal.pending_writes().len();
+            if pending > 0 && shard.wal.space() != Space::Full {
+                steps.push(Step::Write(index));
+                if pending > 1 {
+                    steps.push(Step::WriteYounger(index));
+                }
+            }
+            if !shard.reads.is_empty() {
+                steps.push(Step::ReadBack(index));
+            }
+            if !shard.checkpoints.is_empty() {
+                steps.push(Step::Checkpoint(index));
+            }
+        }
+        if !self.requests.is_empty() {
+            steps.push(Step::Metadata);
+        }
+        steps
+    }
+
+    /// Makes one step happen. `size` says how much of it, where that can be said: bytes read or written, frames, a batch of mail.
+    pub fn apply(&mut self, step: Step, size: usize) {
+        self.step_count += 1;
+        match step {
+            Step::Read(peer) => self.read(peer, size),
+            Step::Frames(peer) => self.hand_frames(peer),
+            Step::Turn(core) => self.turn(core),
+            Step::Mail(from, to) => self.deliver(from, to),
+            Step::Output(peer) => self.write_out(peer, size),
+            Step::Close(peer) => {
+                self.write_out(peer, size);
+                self.hang_up(peer);
+            }
+            Step::Write(shard) => {
+                self.shards[shard as usize].wal.complete_one();
+                self.poll_wal(shard);
+            }
+            Step::WriteYounger(shard) => {
+                self.shards[shard as usize].wal.complete_at(1);
+                self.poll_wal(shard);
+            }
+            Step::ReadBack(shard) => self.read_back(shard),
+            Step::Checkpoint(shard) => self.put_checkpoint(shard),
+            Step::Metadata => self.answer_metadata(),
+            Step::Notice(core) => {
+                let core = &mut self.cores[usize::from(core)];
+                if let Some((key, value)) = core.notices.pop_front() {
+                    core.engine.metadata_changed(&key, value.as_ref());
+                    core.awake = true;
+                }
+            }
+        }
+    }
+
+    /// Does whatever there is to do until nothing is left.
+    pub fn run_until_idle(&mut self) {
+        for _ in 0..1_000_000 {
+            let steps = self.steps();
+            if steps.is_empty() {
+                return;
+            }
+            for step in steps {
+                if self.is_possible(step) {
+                    self.apply(step, usize::MAX);
+                }
+            }
+        }
+        panic!("the world does not come to rest");
+    }
+
+    /// A step may have made another one that was listed with it pointless.
+    fn is_possible(&mut self, step: Step) -> bool {
+        match step {
+            Step::Read(peer) | Step::Frames(peer) | Step::Output(peer) | Step::Close(peer) => {
+                self.conns[peer.0].open
+            }
+            // The oldest first: a test that does not care wants the ordinary order.
+            Step::WriteYounger(_) => false,
+            _ => true,
+        }
+    }
+
+    fn read(&mut self, peer: Peer, size: usize) {
+        let accounting: Arc<dyn Accounting> = self.retained.clone();
+        let conn = &mut self.conns[peer.0];
+        let cumulation = &mut self.cores[usize::from(conn.core)].cumulation;
+        if let Some(space) = conn.decoder.space() {
+            let n = space.len().min(conn.to_broker.len()).min(size.max(1));
+            space[..n].copy_from_slice(&conn.to_broker[..n]);
+            conn.decoder.advance(n);
+            conn.to_broker.advance(n);
+        } else {
+            let space = cumulation.space();
+            let n = space.len().min(conn.to_broker.len()).min(size.max(1));
+            space[..n].copy_from_slice(&conn.to_broker[..n]);
+            let received = cumulation.read(n);
+            conn.to_broker.advance(n);
+            conn.decoder.push(received);
+        }
+        let mut failed = false;
+        loop {
+            match conn.decoder.next_frame() {
+                Ok(Some(frame)) => conn.frames.push_back(frame),
+                Ok(None) => break,
+                Err(_) => {
+                    failed = true;
+                    break;
+                }
+            }
+        }
+        conn.decoder.settle(Some(&accounting));
+        self.hand_frames(peer);
+        if failed && self.conns[peer.0].open {
+            self.hang_up(peer);
+        }
+    }
+
+    /// Hands decoded frames on while the session takes them. What stays behind is made as small as it is.
+    fn hand_frames(&mut self, peer: Peer) {
+        let accounting: Arc<dyn Accounting> = self.retained.clone();
+        let now = self.now;
+        let conn = &mut self.conns[peer.0];
+        let core = &mut self.cores[usize::from(conn.core)];
+        while core.engine.wants_frames(conn.id)
+            && let Some(frame) = conn.frames.pop_front()
+        {
+            self.chances += 1;
+            if self.config.fault == Fault::LeakRoot && self.chances.is_multiple_of(64) {
+                self.struck += 1;
+                self.leaked.push(frame.clone());
+            }
+            core.engine.frame(conn.id, frame, now);
+            core.awake = true;
+        }
+        for frame in &mut conn.frames {
+            if frame.pins_much() {
+                *frame = frame.compact(Some(accounting.clone()));
+            }
+        }
+    }
+
+    fn deliver(&mut self, from: CoreId, to: CoreId) {
+        let now = self.now;
+        if let Some(batch) = self.mail[usize::from(from * self.config.cores + to)].pop_front() {
+            let core = &mut self.cores[usize::from(to)];
+            core.engine.mail(from, batch, now);
+            core.awake = true;
+        }
+    }
+
+    fn write_out(&mut self, peer: Peer, size: usize) {
+        let now = self.now;
+        let conn = &mut self.conns[peer.0];
+        let engine = &mut self.cores[usize::from(conn.core)].engine;
+        let mut left = size.max(1);
+        while left > 0
+            && let Some(out) = engine.output(conn.id)
+            && !out.is_empty()
+        {
+            let mut slices = [IoSlice::new(&[]); 4];
+            let used = out.io_slices(&mut slices);
+            let mut taken = BytesMut::new();
+            for slice in &slices[..used] {
+                let n = slice.len().min(left);
+                taken.extend_from_slice(&slice[..n]);
+                left -= n;
+            }
+            out.consume(taken.len());
+            conn.from_broker.push(taken.freeze());
+            while let Some(frame) = conn
+                .from_broker
+                .next_frame()
+                .expect("the broker's framing is right")
+            {
+                let command =
+                    decode_command(frame.command()).expect("the broker's commands are whole");
+                conn.received.push_back(Incoming {
+                    command,
+                    rest: Bytes::copy_from_slice(frame.rest()),
+                });
+            }
+            conn.from_broker.settle(None);
+        }
+        engine.sent(conn.id, now);
+        // `sent` took the mark back; what is left goes out at the next step.
+        conn.dirty = engine.output(conn.id).is_some_and(|out| !out.is_empty());
+        self.cores[usize::from(conn.core)].awake = true;
+    }
+
+    fn turn(&mut self, index: CoreId) {
+        let now = self.now;
+        let core = &mut self.cores[usize::from(index)];
+        core.awake = core.engine.end_of_turn(now);
+        let effects = std::mem::take(core.engine.effects());
+        let lanes = effects.mail.len();
+        core.engine.effects().mail = (0..lanes).map(|_| Vec::new()).collect();
+        for id in effects.dirty {
+            if let Some(peer) = self.peer_of(index, id) {
+                self.conns[peer].dirty = true;
+            }
+        }
+        for id in effects.close {
+            if let Some(peer) = self.peer_of(index, id) {
+                self.conns[peer].close_asked = true;
+            }
+        }
+        for (to, mut batch) in effects.mail.into_iter().enumerate() {
+            self.spoil_mail(&mut batch);
+            if !batch.is_empty() {
+                self.mail[usize::from(index * self.config.cores) + to].push_back(batch);
+            }
+        }
+        for (shard, chunk) in effects.writes {
+            self.shards[shard as usize].queue.push_back(chunk);
+            self.submit(shard);
+        }
+        for (shard, seq) in effects.reads {
+            self.shards[shard as usize].reads.push_back(seq);
+        }
+        for (shard, seq, bytes) in effects.checkpoints {
+            self.shards[shard as usize]
+                .checkpoints
+                .push_back((seq, bytes));
+        }
+        for (shard, segments) in effects.drop_segments {
+            for id in segments {
+                if self.shards[shard as usize].wal.drop_segment(id).is_ok() {
+                    self.dropped_segments += 1;
+                }
+            }
+        }
+        self.requests
+            .extend(effects.metadata.into_iter().map(|request| (index, request)));
+    }
+
+    fn peer_of(&self, core: CoreId, id: ConnId) -> Option<usize> {
+        self.conns
+            .iter()
+            .rposition(|conn| conn.open && conn.core == core && conn.id == id)
+    }
+
+    fn spoil_mail(&mut self, batch: &mut Vec<Message>) {
+        match self.config.fault {
+            Fault::DropRelease | Fault::DropWritten => {
+                let releases = self.config.fault == Fault::DropRelease;
+                batch.retain(|message| {
+                    let hit = match message {
+                        Message::Release { .. } => releases,
+                        Message::Written { .. } => !releases,
+                        _ => false,
+                    };
+                    self.chances += u64::from(hit);
+                    let drop = hit && self.chances.is_multiple_of(4);
+                    self.struck += u64::from(drop);
+                    !drop
+                });
+            }
+            Fault::ReorderMail if batch.len() > 1 => {
+                self.chances += 1;
+                if self.chances.is_multiple_of(3) {
+                    let at = (self.chances as usize / 3) % (batch.len() - 1);
+                    batch.swap(at, at + 1);
+                    self.struck += 1;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Hands chunks to the log while it takes them.
+    fn submit(&mut self, index: u32) {
+        let now = self.now;
+        let core = (index % u32::from(self.config.cores)) as usize;
+        let shard = &mut self.shards[index as usize];
+        while let Some(chunk) = shard.queue.front() {
+            let seq = chunk.seq();
+            match shard.wal.submit(chunk.clone()) {
+                Ok(()) => {
+                    shard.queue.pop_front();
+                    if self.config.fault == Fault::ReceiptBeforeSync {
+                        self.struck += 1;
+                        self.cores[core].engine.durable(index, seq, now);
+                        self.cores[core].awake = true;
+                    }
+                }
+                Err(WalError::Backpressure) => break,
+                Err(error) => {
+                    shard.queue.clear();
+                    self.cores[core].engine.write_failed(index, error, now);
+                    self.cores[core].awake = true;
+                    break;
+                }
+            }
+        }
+    }
+
+    fn poll_wal(&mut self, index: u32) {
+        let now = self.now;
+        let core = &mut self.cores[(index % u32::from(self.config.cores)) as usize];
+        let mut events = Vec::new();
+        self.shards[index as usize].wal.poll(&mut events);
+        for event in events {
+            core.awake = true;
+            match event {
+                WalEvent::Durable { upto } => core.engine.durable(index, upto, now),
+                WalEvent::Read { seq, result, .. } => {
+                    self.reads_done += 1;
+                    core.engine.chunk_read(index, seq, result, now);
+                }
+                WalEvent::Checkpoint { token, result } => {
+                    result.expect("checkpoints in memory do not fail");
+                    self.checkpoints_done += 1;
+                    let segments = self.shards[index as usize].wal.segments();
+                    core.engine.checkpoint_done(index, token, &segments, now);
+                }
+                WalEvent::Failed { error } => core.engine.write_failed(index, error, now),
+                WalEvent::Space(_) | WalEvent::Sealed { .. } => {}
+            }
+        }
+        self.submit(index);
+    }
+
+    fn read_back(&mut self, index: u32) {
+        let now = self.now;
+        let shard = &mut self.shards[index as usize];
+        let Some(seq) = shard.reads.pop_front() else {
+            return;
+        };
+        match shard.wal.read(seq, seq) {
+            Ok(()) => {
+                shard.wal.complete_read();
+                self.poll_wal(index);
+            }
+            Err(error) => {
+                let core = &mut self.cores[(index % u32::from(self.config.cores)) as usize];
+                core.engine.chunk_read(index, seq, Err(error), now);
+                core.awake = true;
+            }
+        }
+    }
+
+    fn put_checkpoint(&mut self, index: u32) {
+        let shard = &mut self.shards[index as usize];
+        let Some((seq, bytes)) = shard.checkpoints.pop_front() else {
+            return;
+        };
+        match shard.wal.put_checkpoint(seq, seq, bytes) {
+            Ok(()) => {
+                shard.wal.complete_checkpoint();
+                self.poll_wal(index);
+            }
+            // Only a planted fault makes the engine state more than the log holds.
+            Err(error) => assert_ne!(
+                self.config.fault,
+                Fault::None,
+                "a checkpoint of chunk {seq} was refused: {error}"
+            ),
+        }
+    }
+
+    fn answer_metadata(&mut self) {
+        let Some((core, request)) = self.requests.pop_front() else {
+            return;
+        };
+        let version = self
+            .metadata
+            .get(&request.key)
+            .map_or(0, |(version, _)| *version);
+        let done = request.expected.is_none_or(|expected| expected == version);
+        if done {
+            match &request.value {
+                Some(value) => {
+                    self.metadata
+                        .insert(request.key.clone(), (version + 1, value.clone()));
+                }
+                None => {
+                    self.metadata.remove(&request.key);
+                }
+            }
+            for core in &mut self.cores {
+                core.notices
+                    .push_back((request.key.clone(), request.value.clone()));
+            }
+        }
+        let now = self.now;
+        let core = &mut self.cores[usize::from(core)];
+        core.engine.metadata_done(request.token, Ok(done), now);
+        core.awake = true;
+    }
+
+    /// Changes the metadata store from outside the broker.
+    pub fn put_metadata(&mut self, key: &str, value: &[u8]) {
+        let value = Bytes::copy_from_slice(value);
+        let version = self.metadata.get(key).map_or(0, |(version, _)| *version);
+        self.metadata
+            .insert(key.to_owned(), (version + 1, value.clone()));
+        for core in &mut self.cores {
+            core.notices
+                .push_back((key.to_owned(), Some(value.clone())));
+        }
+    }
+
+    /// The machine dies and the broker starts again on what the disks kept; `keep` says for each shard and chunk what is left of a write
+    /// that had not ended. Every connection is gone.
+    pub fn crash(&mut self, mut keep: impl FnMut(u32, u64) -> Kept) {
+        for conn in &mut self.conns {
+            conn.open = false;
+            conn.to_broker.clear();
+            conn.frames.clear();
+            conn.decoder = FrameDecoder::new(1024);
+        }
+        self.cores.clear();
+        self.mail.clear();
+        self.requests.clear();
+        self.epoch += 1;
+        let mut states = Vec::new();
+        for (index, shard) in (0..).zip(&mut self.shards) {
+            let disk = shard.wal.crash(|seq| keep(index, seq));
+            let (wal, mut recovery) = disk
+                .reopen(self.epoch, None)
+                .expect("a disk that only lost what was not synced opens");
+            let (state, last_seq) = recover_lane(&mut recovery).expect("the log can be recovered");
+            assert_eq!(
+                last_seq + 1,
+                wal.next_seq(),
+                "recovery ends where the log goes on"
+            );
+            *shard = Shard {
+                wal,
+                queue: VecDeque::new(),
+                reads: VecDeque::new(),
+                checkpoints: VecDeque::new(),
+            };
+            states.push(state);
+        }
+        self.start(states);
+    }
+
+    /// A clean stop and a new start.
+    pub fn restart(&mut self) {
+        for core in 0..self.config.cores {
+            self.engine_mut(core).shutdown();
+        }
+        self.run_until_idle();
+        for core in 0..self.config.cores {
+            assert!(
+                self.engine(core).is_quiet(),
+                "everything given to the log is durable"
+            );
+            self.engine_mut(core).checkpoint();
+        }
+        self.run_until_idle();
+        self.crash(|_, _| Kept::Nothing);
+    }
+
+    /// Receive memory alive beside the receive buffers themselves, which are let go of first.
+    pub fn retained_bytes(&mut self) -> i64 {
+        for core in &mut self.cores {
+            core.cumulation.release_idle();
+        }
+        self.retained.bytes()
+    }
+
+    /// Bytes that wait in the log and in front of it, by shard.
+    pub fn log_queue(&self, shard: u32) -> usize {
+        self.shards[shard as usize].queue.len()
+    }
+
+    /// Messages on their way between cores.
+    pub fn mail_len(&self) -> usize {
+        self.mail.iter().flatten().map(Vec::len).sum()
+    }
+
+    /// The core and shard of a topic.
+    pub fn home(&self, topic: &str) -> (CoreId, u32) {
+        let name = vela_broker::engine::name::TopicName::parse(topic).unwrap();
+        let shard = name.shard(self.config.shards);
+        ((shard % u32::from(self.config.cores)) as CoreId, shard)
+    }
+
+    /// The first of `base-0`, `base-1`, … that lives on `core`.
+    pub fn topic_on(&self, core: CoreId, base: &str) -> String {
+        (0..)
+            .map(|i| format!("persistent://public/default/{base}-{i}"))
+            .find(|name| self.home(name).0 == core)
+            .unwrap()
+    }
+
+    /// Numbers of the engines together.
+    pub fn totals(&self) -> vela_broker::engine::EngineStats {
+        let mut sum = vela_broker::engine::EngineStats::default();
+        for core in &self.cores {
+            let stats = core.engine.stats();
+            sum.connections += stats.connections;
+            sum.topics += stats.topics;
+            sum.subscriptions += stats.subscriptions;
+            sum.producers += stats.producers;
+            sum.consumers += stats.consumers;
+            sum.counters.protocol_errors += stats.counters.protocol_errors;
+            sum.counters.messages_in += stats.counters.messages_in;
+            sum.counters.messages_out += stats.counters.messages_out;
+        }
+        sum
+    }
+}

@@ -1,0 +1,13 @@
+//! The broker without sockets, disks or clocks: plain behaviour tests, and a simulation from a seed.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod publish;
