@@ -1,1 +1,5 @@
-//! Vela.
+//! Vela's broker.
+
+pub mod cli;
+pub mod config;
+pub mod logging;
