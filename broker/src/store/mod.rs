@@ -1,0 +1,9 @@
+//! Durable state: the write-ahead log of each lane, the metadata store and the lock of the data directory.
+//!
+//! The broker's managed ledgers stand on two small traits, [`wal::Wal`] and [`meta::Meta`], so that the embedded engine
+//! and a distributed one can serve the same code above.
+
+pub mod chunk;
+pub mod memory;
+mod tail;
+pub mod wal;
