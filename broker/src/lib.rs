@@ -3,4 +3,5 @@
 pub mod cli;
 pub mod config;
 pub mod logging;
+pub mod runtime;
 pub mod store;

@@ -113,14 +113,14 @@ impl Conn {
         self.wake();
     }
 
-    /// Ends our direction and lets the peer end the other.
-    pub(super) fn linger(&mut self, now: Now) {
+    /// Ends our direction and lets the peer end the other, until a time in milliseconds.
+    pub(super) fn linger(&mut self, until_ms: u64) {
         if self.state != State::Open {
             return;
         }
         self.queue.clear();
         if rustix::net::shutdown(raw::descriptor(&self.stream), Shutdown::Write).is_ok() {
-            self.state = State::Lingering(now.ms + LINGER_MS);
+            self.state = State::Lingering(until_ms);
             self.wake();
         } else {
             self.cut();
@@ -128,7 +128,11 @@ impl Conn {
     }
 
     /// One read. With `cx` the socket is asked to wake us when there is nothing to read.
-    pub(super) fn read(&mut self, cumulation: &mut Cumulation, cx: Option<&mut Context<'_>>) -> Poll<Read> {
+    pub(super) fn read(
+        &mut self,
+        cumulation: &mut Cumulation,
+        cx: Option<&mut Context<'_>>,
+    ) -> Poll<Read> {
         let in_place = self.decoder.space().is_some();
         let space = match self.decoder.space() {
             Some(space) => space,
@@ -140,13 +144,9 @@ impl Conn {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(result) => result,
             },
-            None => rustix::net::recv(
-                raw::descriptor(&self.stream),
-                space,
-                RecvFlags::DONTWAIT,
-            )
-            .map(|(_, n)| n)
-            .map_err(Into::into),
+            None => rustix::net::recv(raw::descriptor(&self.stream), space, RecvFlags::DONTWAIT)
+                .map(|(_, n)| n)
+                .map_err(Into::into),
         };
         Poll::Ready(match result {
             Ok(0) => Read::End,
@@ -156,7 +156,11 @@ impl Conn {
                 } else {
                     self.decoder.push(cumulation.read(n));
                 }
-                if n < len { Read::Short(n) } else { Read::Full(n) }
+                if n < len {
+                    Read::Short(n)
+                } else {
+                    Read::Full(n)
+                }
             }
             Err(error) => match error.kind() {
                 std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted => Read::Empty,
@@ -202,7 +206,8 @@ impl Conn {
         loop {
             match self.decoder.next_frame() {
                 Ok(Some(frame)) if frame.pins_much() => {
-                    self.queue.push_back(frame.compact(Some(Arc::clone(accounting))));
+                    self.queue
+                        .push_back(frame.compact(Some(Arc::clone(accounting))));
                 }
                 Ok(Some(frame)) => self.queue.push_back(frame),
                 Ok(None) => {
@@ -311,18 +316,18 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         let Some(conn) = self.conns.get_mut(key) else {
             return;
         };
-        while conn.write_blocked {
+        if conn.write_blocked {
             let Some(output) = conn.id.and_then(|id| self.engine.output(id)) else {
-                break;
+                return;
             };
             let mut first = [IoSlice::new(&[])];
             if output.io_slices(&mut first) == 0 {
                 conn.write_blocked = false;
-                break;
+                return;
             }
             let [piece] = first;
             match Pin::new(&mut conn.stream).poll_write(cx, &piece) {
-                Poll::Pending => return,
+                Poll::Pending => {}
                 Poll::Ready(Ok(n)) => {
                     output.consume(n);
                     conn.write_blocked = false;
@@ -331,14 +336,11 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                         // The rest goes out with the turn, in one call.
                         self.carry.push(id);
                     }
+                    self.want_turn();
                 }
-                Poll::Ready(Err(_)) => {
-                    self.drop_conn(key, now);
-                    return;
-                }
+                Poll::Ready(Err(_)) => self.drop_conn(key, now),
             }
         }
-        self.want_turn();
     }
 
     fn read_when_ready(&mut self, key: usize, now: Now, cx: &mut Context<'_>) {
@@ -362,19 +364,21 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             let Some(conn) = self.conns.get_mut(key) else {
                 return;
             };
-            let n = match conn.read(&mut self.cumulation, Some(cx)) {
+            let read = match conn.read(&mut self.cumulation, Some(cx)) {
                 Poll::Pending => return,
-                Poll::Ready(Read::Empty) => continue,
-                Poll::Ready(Read::End) => {
+                Poll::Ready(read) => read,
+            };
+            match read {
+                Read::Empty => continue,
+                Read::End => {
                     self.drop_conn(key, now);
                     return;
                 }
-                Poll::Ready(Read::Short(n) | Read::Full(n)) => n,
-            };
-            budget = budget.saturating_sub(n);
+                Read::Short(n) | Read::Full(n) => budget = budget.saturating_sub(n),
+            }
             self.want_turn();
             self.feed(key, now);
-            self.gate_after_read(key, n);
+            self.gate_after_read(key, read);
         }
     }
 

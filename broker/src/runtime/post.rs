@@ -303,7 +303,10 @@ mod tests {
                 Err(batch) => break batch,
             }
         };
-        assert_eq!((usize::try_from(sent).unwrap(), refused), (BATCHES, vec![sent]));
+        assert_eq!(
+            (usize::try_from(sent).unwrap(), refused),
+            (BATCHES, vec![sent])
+        );
         post.begin(1);
         assert_eq!(sender.0.load(Ordering::SeqCst), 0);
         post.take(1).unwrap();

@@ -1,0 +1,19 @@
+//! The runtime: sockets, disk, timers and cores around the engine. The only code that knows glommio.
+
+mod clock;
+mod conn;
+mod core;
+mod error;
+mod executor;
+mod gate;
+mod listen;
+mod port;
+mod post;
+mod preflight;
+mod raw;
+mod watchdog;
+
+pub use error::StartError;
+
+#[cfg(test)]
+mod tests;
