@@ -26,9 +26,10 @@ const MAIL_PER_TURN: usize = 256;
 const SOCKETS_PER_TURN: usize = 64;
 /// How often a turn lets the engine react to what its own effects caused before others get their turn.
 const ROUNDS: usize = 4;
-/// Time between heartbeats while there is work, and when there is none, in microseconds.
+/// Time between heartbeats while there is work, when there is none, and at the least, in microseconds.
 const BEAT_BUSY_US: u64 = 4_000;
 const BEAT_IDLE_US: u64 = 25_000;
+const BEAT_LEAST_US: u64 = 100;
 /// How long after its last work a core counts as busy, in microseconds.
 const BUSY_FOR_US: u64 = 50_000;
 /// How long the end may wait for the engine and the log, in milliseconds.
@@ -491,13 +492,13 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         };
         let mut next = self.heart.last_us + pause;
         if let Some(due) = self.engine.next_wakeup() {
-            // Timers are in milliseconds: what is due now is seen by the turn, not by a beat in the past.
-            next = next.min((due * 1000).max(self.heart.last_us + 1000));
+            next = next.min(due * 1000);
         }
         if let Some(tick) = self.ticks.next() {
             next = next.min(tick);
         }
-        next
+        // What was due at the last beat is done by the turn that it asked for, which has to come first.
+        next.max(self.heart.last_us + BEAT_LEAST_US)
     }
 
     /// Wakes the heart if it sleeps longer than it should.

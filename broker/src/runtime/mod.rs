@@ -1,6 +1,7 @@
 //! The runtime: sockets, disk, timers and cores around the engine. The only code that knows glommio.
 
 mod clock;
+mod cluster;
 mod conn;
 mod core;
 mod error;
