@@ -1,6 +1,6 @@
 //! Compiles `proto/pulsar.proto` in pure Rust: no `protoc` is needed to build Vela.
 //!
-//! Two files come out: the message types (by `prost`), and `schema.rs`, a table of every field's number, kind and label,
+//! Two files come out: the message types (by `prost`), and `tables.rs`, a table of every field's number, kind and label,
 //! which the codec uses to check what `prost` does not check.
 
 use std::fmt::Write as _;
@@ -91,7 +91,7 @@ fn main() -> Result<(), Error> {
         .map_err(Error::other)?;
     }
     let dir = std::env::var_os("OUT_DIR").ok_or_else(|| Error::other("OUT_DIR is not set"))?;
-    std::fs::write(PathBuf::from(dir).join("schema.rs"), out)?;
+    std::fs::write(PathBuf::from(dir).join("tables.rs"), out)?;
 
     // Bytes fields are cheap to clone: schemas and authentication data are handed around.
     prost_build::Config::new()

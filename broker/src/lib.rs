@@ -1,7 +1,8 @@
-//! Vela's broker.
+//! Vela: a message broker that speaks the Apache Pulsar binary protocol, thread-per-core on io_uring.
 
 pub mod cli;
 pub mod config;
+pub mod engine;
 pub mod logging;
 pub mod runtime;
 pub mod store;

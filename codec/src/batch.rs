@@ -3,7 +3,7 @@
 use bytes::{BufMut, BytesMut};
 use prost::Message as _;
 use thiserror::Error;
-use vela_proto::{SingleMessageMetadata, schema};
+use vela_proto::{SingleMessageMetadata, tables};
 
 use crate::required::check;
 use crate::wire::Malformed;
@@ -71,7 +71,7 @@ impl<'a> BatchReader<'a> {
         let (metadata, rest) = rest
             .split_at_checked(u32::from_be_bytes(*size) as usize)
             .ok_or(truncated)?;
-        let metadata = check(&schema::SINGLE_MESSAGE_METADATA, metadata)
+        let metadata = check(&tables::SINGLE_MESSAGE_METADATA, metadata)
             .and_then(|()| {
                 SingleMessageMetadata::decode(metadata).map_err(|_| Malformed::Truncated)
             })

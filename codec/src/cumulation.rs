@@ -161,3 +161,6 @@ impl fmt::Debug for Cumulation {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

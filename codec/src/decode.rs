@@ -260,6 +260,9 @@ impl FrameDecoder {
             bytes,
             root_capacity,
         } = received.into();
+        if self.failed.is_some() {
+            return; // Nothing will be read any more, so nothing is kept.
+        }
         if self.input.is_empty() {
             self.input = bytes;
             self.input_root = root_capacity;
@@ -324,6 +327,29 @@ impl FrameDecoder {
             self.fill_head();
         }
         self.let_go_of_empty_input();
+    }
+
+    /// Moves input that is not cut yet out of the shared receive buffer, into a root of exactly its size. For a connection whose
+    /// frames must wait, so that it does not keep alive much more than it has to.
+    pub fn compact(&mut self, accounting: Option<&Arc<dyn Accounting>>) {
+        if self.input.is_empty() || self.input_root == self.input.len() {
+            return;
+        }
+        let mut root = Root::new(self.input.len(), accounting.cloned());
+        if let Some(space) = root.writable() {
+            copy(&self.input, space);
+        }
+        self.input = root.slice(root.capacity());
+        self.input_root = root.capacity();
+    }
+
+    /// The `total_size` of the unfinished frame, once it was readable: what [`settle`](Self::settle) allocates for it.
+    #[must_use]
+    pub fn announced(&self) -> Option<usize> {
+        self.partial
+            .as_ref()
+            .map(|partial| partial.root.capacity())
+            .or(self.total_size)
     }
 
     /// Bytes of memory this decoder itself keeps alive: the root of an unfinished frame, and the root of input not yet cut.
@@ -481,3 +507,6 @@ fn copy(from: &[u8], to: &mut [u8]) -> usize {
     }
     n
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ mod tests;
 pub use ack::{AckId, AckIds, AckSet, AckSetWords, AckView};
 pub use metadata::MetadataView;
 use vela_proto::base_command::Type;
-use vela_proto::schema;
+use vela_proto::tables;
 
 use crate::required::{MISSING_TYPE, TYPE_KEY, check_field, check_seen, read_type};
 use crate::wire::{LEN, Malformed, NESTING, Reader, VARINT, key};
@@ -54,7 +54,7 @@ fn envelope<'a>(
         } else if key == TYPE_KEY {
             command_type = Some(read_type(&mut reader)?);
         } else {
-            check_field(&schema::BASE_COMMAND, key, &mut reader, NESTING)?;
+            check_field(&tables::BASE_COMMAND, key, &mut reader, NESTING)?;
         }
     }
     let command_type = command_type.ok_or(MISSING_TYPE)?;
@@ -149,12 +149,12 @@ impl SendView {
                     IS_CHUNK => view.is_chunk = reader.varint()? != 0,
                     MARKER => view.marker = reader.varint()? != 0,
                     other => {
-                        check_field(&schema::COMMAND_SEND, other, &mut reader, IN_BODY)?;
+                        check_field(&tables::COMMAND_SEND, other, &mut reader, IN_BODY)?;
                         view.has_message_id |= other == MESSAGE_ID;
                     }
                 }
             }
-            check_seen(&schema::COMMAND_SEND, seen)
+            check_seen(&tables::COMMAND_SEND, seen)
         })?;
         view.has_txn = least && most;
         Ok(view)
@@ -197,11 +197,11 @@ impl FlowView {
                         seen |= SECOND;
                     }
                     other => {
-                        check_field(&schema::COMMAND_FLOW, other, &mut reader, IN_BODY)?;
+                        check_field(&tables::COMMAND_FLOW, other, &mut reader, IN_BODY)?;
                     }
                 }
             }
-            check_seen(&schema::COMMAND_FLOW, seen)
+            check_seen(&tables::COMMAND_FLOW, seen)
         })?;
         Ok(view)
     }

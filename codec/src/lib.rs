@@ -17,6 +17,8 @@ pub mod entry;
 pub mod hot;
 mod required;
 mod root;
+#[cfg(test)]
+mod testing;
 mod wire;
 
 pub use cumulation::{Cumulation, Received, Sizes};

@@ -2,7 +2,7 @@
 
 use prost::Message as _;
 use vela_proto::base_command::Type;
-use vela_proto::schema::{self, Field, Kind, Message};
+use vela_proto::tables::{self, Field, Kind, Message};
 use vela_proto::{BaseCommand, MessageMetadata};
 
 use crate::wire::{FIXED64, LEN, Malformed, NESTING, Reader, VARINT};
@@ -26,7 +26,7 @@ pub fn decode_command(command: &[u8]) -> Result<BaseCommand, Malformed> {
 /// # Errors
 /// If the bytes are not a `MessageMetadata` with all its required fields.
 pub fn decode_metadata(metadata: &[u8]) -> Result<MessageMetadata, Malformed> {
-    check(&schema::MESSAGE_METADATA, metadata)?;
+    check(&tables::MESSAGE_METADATA, metadata)?;
     MessageMetadata::decode(metadata).map_err(|_| Malformed::Truncated)
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn check_command(command: &[u8]) -> Result<(), Malformed> {
         if key == TYPE_KEY {
             command_type = Some(read_type(&mut reader)?);
         } else {
-            check_field(&schema::BASE_COMMAND, key, &mut reader, NESTING)?;
+            check_field(&tables::BASE_COMMAND, key, &mut reader, NESTING)?;
             present |= 1u128.checked_shl(key >> 3).unwrap_or_default();
         }
     }
@@ -173,3 +173,6 @@ fn text<'a>(message: &Message, field: &Field, bytes: &'a [u8]) -> Result<&'a str
         field: field.name,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -86,3 +86,6 @@ impl fmt::Debug for Root {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,9 +2,9 @@
 //!
 //! Enum fields are `i32`, so a value that a newer peer invented is kept instead of failing the message; the generated
 //! accessor of an optional enum answers its default then. `prost` does not check that required fields are present:
-//! `vela_codec::decode_command` does, with the tables of [`schema`].
+//! `vela_codec::decode_command` does, with the tables of [`tables`].
 
-pub mod schema;
+pub mod tables;
 
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 mod generated {

@@ -18,8 +18,9 @@ use bytes::Bytes;
 
 mod pool;
 
+pub(super) use pool::AlignedBuf;
 pub use pool::BufferPool;
-use pool::{AlignedBuf, Pooled};
+use pool::Pooled;
 
 /// Alignment and size granularity of chunks, in bytes: the page of direct IO.
 pub const PAGE: usize = 4096;

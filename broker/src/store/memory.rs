@@ -500,6 +500,10 @@ impl Wal for MemoryWal {
         self.lock().acked
     }
 
+    fn durable(&self) -> u64 {
+        self.acked()
+    }
+
     fn room(&self) -> usize {
         let state = self.lock();
         state

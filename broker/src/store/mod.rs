@@ -4,6 +4,8 @@
 //! and a distributed one can serve the same code above.
 
 pub mod chunk;
+pub mod file;
+pub mod log;
 pub mod memory;
 mod tail;
 pub mod wal;

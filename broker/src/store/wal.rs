@@ -159,6 +159,10 @@ pub trait Wal {
     /// Never goes back.
     fn acked(&self) -> u64;
 
+    /// The prefix that survives loss of power: what the next chunk's header has to state as `durable`. The same as
+    /// [`Wal::acked`] when every write is synced, behind it otherwise.
+    fn durable(&self) -> u64;
+
     /// Bytes of chunks that could be submitted now without `Backpressure`.
     fn room(&self) -> usize;
 
@@ -194,7 +198,7 @@ pub trait Wal {
     fn segments(&self) -> Vec<Segment>;
 
     /// Drops one closed segment wherever it lies. Its chunks are `Trimmed` from now on and recovery steps over them.
-    /// `Absent` for an unknown one, `Backpressure` for one that is still open or has chunks that are not durable.
+    /// `Absent` for an unknown one, `Backpressure` for one that is still open or has chunks above [`Wal::durable`].
     /// A crash soon after may bring the segment back; dropping it again is harmless.
     fn drop_segment(&mut self, id: u64) -> Result<(), WalError>;
 

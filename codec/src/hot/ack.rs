@@ -2,7 +2,7 @@
 
 use vela_proto::base_command::Type;
 use vela_proto::command_ack::AckType;
-use vela_proto::schema;
+use vela_proto::tables;
 
 use super::{FIRST, IN_BODY, SECOND, envelope};
 use crate::required::{check_field, check_seen};
@@ -89,11 +89,11 @@ impl<'a> AckView<'a> {
                         most = true;
                     }
                     other => {
-                        check_field(&schema::COMMAND_ACK, other, &mut reader, IN_BODY)?;
+                        check_field(&tables::COMMAND_ACK, other, &mut reader, IN_BODY)?;
                     }
                 }
             }
-            check_seen(&schema::COMMAND_ACK, seen)
+            check_seen(&tables::COMMAND_ACK, seen)
         })?;
         view.has_txn = least && most;
         Ok(view)
@@ -143,11 +143,11 @@ fn check_id(id: &[u8]) -> Result<(), Malformed> {
                 reader.varint()?;
             }
             other => {
-                check_field(&schema::MESSAGE_ID_DATA, other, &mut reader, IN_ID)?;
+                check_field(&tables::MESSAGE_ID_DATA, other, &mut reader, IN_ID)?;
             }
         }
     }
-    check_seen(&schema::MESSAGE_ID_DATA, seen)
+    check_seen(&tables::MESSAGE_ID_DATA, seen)
 }
 
 /// A position in an ACK.

@@ -1,6 +1,6 @@
 //! Metadata of an entry, as far as the broker looks at it.
 
-use vela_proto::schema;
+use vela_proto::tables;
 
 use super::{FIRST, SECOND, THIRD};
 use crate::required::{check_field, check_seen};
@@ -130,12 +130,12 @@ impl<'a> MetadataView<'a> {
                 TOTAL_CHUNK_MSG_SIZE => view.total_chunk_msg_size = Some(reader.varint()? as i32),
                 CHUNK_ID => view.chunk_id = Some(reader.varint()? as i32),
                 other => {
-                    check_field(&schema::MESSAGE_METADATA, other, &mut reader, NESTING)?;
+                    check_field(&tables::MESSAGE_METADATA, other, &mut reader, NESTING)?;
                     view.encryption_keys += usize::from(other == ENCRYPTION_KEYS);
                 }
             }
         }
-        check_seen(&schema::MESSAGE_METADATA, seen)?;
+        check_seen(&tables::MESSAGE_METADATA, seen)?;
         view.has_txn = least && most;
         Ok(view)
     }

@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::PAGE;
 
 /// A page-aligned piece of memory.
-pub(super) struct AlignedBuf {
+pub(in crate::store) struct AlignedBuf {
     memory: Vec<u8>,
     start: usize,
     pub(super) capacity: usize,
 }
 
 impl AlignedBuf {
-    pub(super) fn new(capacity: usize) -> Self {
+    pub(in crate::store) fn new(capacity: usize) -> Self {
         let memory = vec![0u8; capacity + PAGE];
         // `align_offset` may answer "impossible"; unaligned memory is then merely refused by direct IO.
         let start = memory.as_ptr().align_offset(PAGE).min(PAGE);
@@ -25,7 +25,7 @@ impl AlignedBuf {
         }
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(in crate::store) fn bytes(&self) -> &[u8] {
         self.memory
             .get(self.start..self.start + self.capacity)
             .unwrap_or_default()
@@ -37,7 +37,7 @@ impl AlignedBuf {
             .unwrap_or_default()
     }
 
-    pub(super) fn put(&mut self, at: usize, data: &[u8]) {
+    pub(in crate::store) fn put(&mut self, at: usize, data: &[u8]) {
         if let Some(target) = self.bytes_mut().get_mut(at..at + data.len()) {
             target.copy_from_slice(data);
         }

@@ -62,4 +62,4 @@ pub enum Kind {
     Message(&'static Message),
 }
 
-include!(concat!(env!("OUT_DIR"), "/schema.rs"));
+include!(concat!(env!("OUT_DIR"), "/tables.rs"));

@@ -1,0 +1,112 @@
+//! What every part of the engine may reach: settings, the way to other parts and cores, and the effects that the runtime carries out.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::message::{CoreId, Message};
+use super::metadata::Metadata;
+use super::settings::{ServiceAddress, Settings};
+use crate::store::chunk::Chunk;
+
+/// A connection of this core, as the runtime names it.
+#[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash, Debug)]
+pub struct ConnId {
+    /// The slot.
+    pub slot: u32,
+    /// Which connection of the slot.
+    pub generation: u32,
+}
+
+/// A change of the metadata store that the engine asks for.
+#[derive(Clone, Debug)]
+pub struct MetadataRequest {
+    /// Comes back with the answer.
+    pub token: u64,
+    /// The key.
+    pub key: String,
+    /// The new value; `None` deletes.
+    pub value: Option<Bytes>,
+    /// The version that must be there, 0 = the key must be absent, `None` = any.
+    pub expected: Option<u64>,
+}
+
+/// What the runtime has to do. Every list is drained by the runtime at the end of a turn; its bound is what one turn can produce.
+#[derive(Default, Debug)]
+pub struct Effects {
+    /// Connections with output, each once.
+    pub dirty: Vec<ConnId>,
+    /// Connections that want frames again.
+    pub resumed: Vec<ConnId>,
+    /// Connections to close once their output has been tried.
+    pub close: Vec<ConnId>,
+    /// Messages to other cores, by core.
+    pub mail: Vec<Vec<Message>>,
+    /// Chunks to write, by lane, in order.
+    pub writes: Vec<(u32, Chunk)>,
+    /// Chunks to read back, by lane.
+    pub reads: Vec<(u32, u64)>,
+    /// Index checkpoints: lane, the last chunk each covers, its bytes.
+    pub checkpoints: Vec<(u32, u64, Bytes)>,
+    /// Segments that hold nothing any more.
+    pub drop_segments: Vec<(u32, Vec<u64>)>,
+    /// Metadata changes.
+    pub metadata: Vec<MetadataRequest>,
+}
+
+/// Counters since the start; the runtime turns them into metrics.
+#[derive(Default, Clone, Debug)]
+pub struct Counters {
+    /// Messages published, as counted by the producers.
+    pub messages_in: u64,
+    /// Payload bytes published (checksum, metadata and payload).
+    pub bytes_in: u64,
+    /// Messages delivered.
+    pub messages_out: u64,
+    /// Bytes delivered.
+    pub bytes_out: u64,
+    /// Acknowledged ids.
+    pub acks: u64,
+    /// SENDs refused.
+    pub publish_errors: u64,
+    /// Connections closed because of what they sent.
+    pub protocol_errors: u64,
+}
+
+/// The shared part of one core's engine.
+pub struct Context {
+    /// This core.
+    pub core: CoreId,
+    /// How many there are.
+    pub cores: CoreId,
+    /// Shards of the data directory.
+    pub shards: u32,
+    /// Settings.
+    pub settings: Arc<Settings>,
+    /// Where clients are sent.
+    pub service: ServiceAddress,
+    /// This core's copy of the small metadata.
+    pub metadata: Metadata,
+    /// Effects of this turn.
+    pub effects: Effects,
+    /// Counters.
+    pub counters: Counters,
+    pub(super) local: VecDeque<Message>,
+}
+
+impl Context {
+    /// The core that a shard lives on.
+    pub fn core_of_shard(&self, shard: u32) -> CoreId {
+        (shard % u32::from(self.cores.max(1))) as CoreId
+    }
+
+    /// Sends a message to a core; one for this core is handled before the turn ends.
+    pub fn post(&mut self, core: CoreId, message: Message) {
+        if core == self.core {
+            self.local.push_back(message);
+        } else if let Some(mail) = self.effects.mail.get_mut(usize::from(core)) {
+            mail.push(message);
+        }
+    }
+}

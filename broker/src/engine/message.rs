@@ -1,0 +1,344 @@
+//! What sessions and topics say to each other.
+//!
+//! A session lives on the core that accepted its socket, a topic on the core its name falls to. Whether that is one core or two, they exchange
+//! exactly these messages. Messages from one core to another arrive in the order they were sent, and that order is the order in which the
+//! commands of a connection take effect: a SEND behind a PRODUCER, a FLOW behind a SUBSCRIBE need no answer in between.
+
+use bytes::Bytes;
+use vela_codec::Frame;
+use vela_proto::{BaseCommand, ServerError};
+
+use super::name::TopicName;
+use crate::store::log::Position;
+
+/// A core's number, from 0.
+pub type CoreId = u16;
+
+/// One session, on any core. The generation tells a connection from the later ones in its slot.
+#[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash, Debug)]
+pub struct SessionRef {
+    /// Where the session lives.
+    pub core: CoreId,
+    /// Its slot there.
+    pub slot: u32,
+    /// Which tenant of the slot it is.
+    pub generation: u32,
+}
+
+/// One producer or consumer of a session.
+///
+/// The incarnation is the session's own running number, so an id that was closed and opened again is somebody else.
+#[derive(Copy, Clone, Debug)]
+pub struct ClientRef {
+    /// Its session.
+    pub session: SessionRef,
+    /// The session's running number.
+    pub incarnation: u32,
+    /// The producer or consumer id that the client chose.
+    pub id: u64,
+}
+
+/// What identifies a [`ClientRef`]: nothing in it is chosen by the peer.
+pub type ClientKey = (SessionRef, u32);
+
+impl ClientRef {
+    /// Its identity.
+    pub fn key(&self) -> ClientKey {
+        (self.session, self.incarnation)
+    }
+}
+
+/// The fields of PRODUCER that a topic looks at.
+#[derive(Debug)]
+pub struct OpenProducer {
+    /// The topic.
+    pub topic: TopicName,
+    /// Request to answer.
+    pub request_id: u64,
+    /// The client's name for it; absent = the broker makes one.
+    pub name: Option<String>,
+    /// Rises with every reconnect of the client.
+    pub epoch: u64,
+    /// The topic may be created.
+    pub create: bool,
+    /// A subscription to create from the earliest message, if it is missing.
+    pub initial_subscription: Option<String>,
+}
+
+/// The fields of SUBSCRIBE that a topic looks at.
+#[derive(Debug)]
+pub struct OpenConsumer {
+    /// The topic.
+    pub topic: TopicName,
+    /// Request to answer.
+    pub request_id: u64,
+    /// The subscription.
+    pub subscription: String,
+    /// Exclusive or Shared.
+    pub shared: bool,
+    /// The client's name for it, possibly empty.
+    pub name: String,
+    /// 0 is served first.
+    pub priority: i32,
+    /// A cursor that outlives its consumers.
+    pub durable: bool,
+    /// Where a non-durable cursor starts: ledger, entry. `None` = latest.
+    pub start: Option<Position>,
+    /// Start this many seconds back.
+    pub rollback_seconds: u64,
+    /// A new durable cursor starts at the first message instead of behind the last.
+    pub earliest: bool,
+    /// The topic may be created.
+    pub create_topic: bool,
+    /// The subscription may be created.
+    pub create_subscription: bool,
+    /// Kept with a new subscription.
+    pub properties: Vec<(String, String)>,
+    /// The redelivery epoch of Exclusive consumers.
+    pub epoch: Option<u64>,
+    /// `host:port` of the client, for statistics.
+    pub address: String,
+    /// Protocol version of the client.
+    pub version: i32,
+}
+
+/// One acknowledged id.
+#[derive(Debug, Clone)]
+pub struct AckedId {
+    /// The entry.
+    pub position: Position,
+    /// For a part of a batch: bit 1 = still not acknowledged. Empty = the whole entry.
+    pub ack_set: Vec<i64>,
+}
+
+/// Where SEEK goes.
+#[derive(Debug, Clone)]
+pub enum SeekTarget {
+    /// The next message is this entry; the set says which of its messages are already acknowledged (bit 0).
+    Position(Position, Vec<i64>),
+    /// The next message is the first one published at this time or later, milliseconds since the Unix epoch.
+    PublishTime(u64),
+}
+
+/// One entry on its way to a consumer.
+#[derive(Debug)]
+pub struct Delivery {
+    /// The entry.
+    pub position: Position,
+    /// Index of the topic in its partitioned topic, or -1.
+    pub partition: i32,
+    /// How often it was handed out before.
+    pub redelivery_count: u32,
+    /// Messages of the batch that are still to be delivered (bit 1); empty = all.
+    pub ack_set: Vec<i64>,
+    /// The consumer's redelivery epoch, if it has one.
+    pub epoch: Option<u64>,
+    /// What the delivery costs, fixed once (PIP-491).
+    pub permits: u32,
+    /// The stored bytes.
+    pub data: Bytes,
+}
+
+/// A message between a session and a topic, or between two cores.
+#[derive(Debug)]
+#[allow(missing_docs)] // Each variant says what it is; its fields are the protocol's.
+pub enum Message {
+    // Session to topic.
+    /// PRODUCER.
+    OpenProducer {
+        client: ClientRef,
+        open: Box<OpenProducer>,
+    },
+    /// SEND. `refused` = the session found it wrong; the error takes its turn among the receipts.
+    Publish {
+        client: ClientRef,
+        sequence_id: u64,
+        highest_sequence_id: Option<u64>,
+        num_messages: u32,
+        refused: Option<(ServerError, &'static str)>,
+        frame: Frame,
+    },
+    /// CLOSE_PRODUCER, or the connection is gone (no request).
+    CloseProducer {
+        client: ClientRef,
+        request_id: Option<u64>,
+    },
+    /// SUBSCRIBE.
+    OpenConsumer {
+        client: ClientRef,
+        open: Box<OpenConsumer>,
+    },
+    /// FLOW.
+    Flow { client: ClientRef, permits: u32 },
+    /// ACK.
+    Ack {
+        client: ClientRef,
+        ids: Vec<AckedId>,
+        cumulative: bool,
+        request_id: Option<u64>,
+    },
+    /// REDELIVER_UNACKNOWLEDGED_MESSAGES; `None` = all.
+    Redeliver {
+        client: ClientRef,
+        ids: Option<Vec<Position>>,
+        epoch: Option<u64>,
+    },
+    /// UNSUBSCRIBE.
+    Unsubscribe {
+        client: ClientRef,
+        request_id: u64,
+        force: bool,
+    },
+    /// CLOSE_CONSUMER, or the connection is gone (no request).
+    CloseConsumer {
+        client: ClientRef,
+        request_id: Option<u64>,
+    },
+    /// SEEK.
+    Seek {
+        client: ClientRef,
+        request_id: u64,
+        target: SeekTarget,
+    },
+    /// GET_LAST_MESSAGE_ID.
+    LastMessageId { client: ClientRef, request_id: u64 },
+    /// CONSUMER_STATS.
+    ConsumerStats { client: ClientRef, request_id: u64 },
+    /// Delivered bytes have left the session's buffer.
+    Written { client: ClientRef, bytes: u32 },
+    /// Answer to [`Message::Probe`].
+    Probed { probe: u64, alive: bool },
+    /// Is the topic there? Answered by [`Message::TopicExists`].
+    FindTopic {
+        session: SessionRef,
+        request_id: u64,
+        topic: TopicName,
+    },
+    /// The persistent topics of a namespace on this core. Answered by [`Message::Topics`].
+    ListTopics {
+        session: SessionRef,
+        request_id: u64,
+        namespace: String,
+    },
+
+    // Topic to session.
+    /// The producer is open.
+    ProducerOpened {
+        client: ClientRef,
+        request_id: u64,
+        name: String,
+        last_sequence_id: i64,
+    },
+    /// The producer was refused.
+    ProducerRefused {
+        client: ClientRef,
+        request_id: u64,
+        error: ServerError,
+        message: String,
+    },
+    /// Everything the producer had sent is answered, and it is gone. `request_id` = answer this; `by_broker` = tell the client.
+    ProducerClosed {
+        client: ClientRef,
+        request_id: Option<u64>,
+        by_broker: bool,
+    },
+    /// A SEND is durable.
+    Receipt {
+        client: ClientRef,
+        sequence_id: u64,
+        highest_sequence_id: Option<u64>,
+        position: Position,
+    },
+    /// A SEND was refused.
+    SendRefused {
+        client: ClientRef,
+        sequence_id: u64,
+        error: ServerError,
+        message: &'static str,
+    },
+    /// A SEND came for a producer that is not there.
+    NoSuchProducer { client: ClientRef },
+    /// The consumer is registered.
+    ConsumerOpened { client: ClientRef, request_id: u64 },
+    /// The consumer was refused.
+    ConsumerRefused {
+        client: ClientRef,
+        request_id: u64,
+        error: ServerError,
+        message: String,
+    },
+    /// The consumer is gone. `request_id` = answer this; `by_broker` = tell the client.
+    ConsumerClosed {
+        client: ClientRef,
+        request_id: Option<u64>,
+        by_broker: bool,
+    },
+    /// ACK_RESPONSE.
+    Acked {
+        client: ClientRef,
+        request_id: u64,
+        error: Option<(ServerError, &'static str)>,
+    },
+    /// The peer cannot be served: close its connection.
+    Disconnect { session: SessionRef },
+    /// MESSAGE.
+    Deliver {
+        client: ClientRef,
+        delivery: Delivery,
+    },
+    /// Any other answer, ready to be sent.
+    Reply {
+        session: SessionRef,
+        command: Box<BaseCommand>,
+    },
+    /// Send a PING and say whether anything came back in time.
+    Probe {
+        session: SessionRef,
+        probe: u64,
+        from: CoreId,
+    },
+    /// A log lane is full: stop handing on frames until [`Message::Release`].
+    Hold { session: SessionRef },
+    /// Takes one [`Message::Hold`] back.
+    Release { session: SessionRef },
+    /// Answer to [`Message::FindTopic`].
+    TopicExists {
+        session: SessionRef,
+        request_id: u64,
+        topic: TopicName,
+        exists: bool,
+    },
+    /// Answer to [`Message::ListTopics`].
+    Topics {
+        session: SessionRef,
+        request_id: u64,
+        names: Vec<String>,
+    },
+}
+
+impl Message {
+    /// True for what a session handles, false for what a topic handles.
+    pub fn is_for_session(&self) -> bool {
+        matches!(
+            self,
+            Message::ProducerOpened { .. }
+                | Message::ProducerRefused { .. }
+                | Message::ProducerClosed { .. }
+                | Message::Receipt { .. }
+                | Message::SendRefused { .. }
+                | Message::NoSuchProducer { .. }
+                | Message::ConsumerOpened { .. }
+                | Message::ConsumerRefused { .. }
+                | Message::ConsumerClosed { .. }
+                | Message::Acked { .. }
+                | Message::Disconnect { .. }
+                | Message::Deliver { .. }
+                | Message::Reply { .. }
+                | Message::Probe { .. }
+                | Message::Hold { .. }
+                | Message::Release { .. }
+                | Message::TopicExists { .. }
+                | Message::Topics { .. }
+        )
+    }
+}

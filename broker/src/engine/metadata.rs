@@ -1,0 +1,122 @@
+//! This core's copy of the metadata that requests look at: which namespaces there are, which topics are partitioned.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+
+use super::name::{Domain, TopicName};
+
+/// Keys of namespaces: `namespace/TENANT/NAMESPACE`.
+pub const NAMESPACE: &str = "namespace/";
+/// Keys of partitioned topics: `partitioned/DOMAIN/TENANT/NAMESPACE/TOPIC`, the value is the number of partitions in decimal.
+pub const PARTITIONED: &str = "partitioned/";
+
+/// A replica of the metadata store's small tables, kept up to date by change notifications.
+#[derive(Default, Clone, Debug)]
+pub struct Metadata {
+    namespaces: BTreeSet<String>,
+    /// By key behind [`PARTITIONED`].
+    partitioned: BTreeMap<String, u32>,
+}
+
+impl Metadata {
+    /// Takes over one key of the metadata store; keys of other tables and values that make no sense are left alone.
+    pub fn apply(&mut self, key: &str, value: Option<&Bytes>) {
+        if let Some(namespace) = key.strip_prefix(NAMESPACE) {
+            match value {
+                Some(_) => self.namespaces.insert(namespace.to_owned()),
+                None => self.namespaces.remove(namespace),
+            };
+        } else if let Some(topic) = key.strip_prefix(PARTITIONED) {
+            match value
+                .and_then(|v| std::str::from_utf8(v).ok())
+                .and_then(|v| v.parse().ok())
+            {
+                Some(count) => self.partitioned.insert(topic.to_owned(), count),
+                None => self.partitioned.remove(topic),
+            };
+        }
+    }
+
+    /// Does `tenant/namespace` exist?
+    pub fn has_namespace(&self, namespace: &str) -> bool {
+        self.namespaces.contains(namespace)
+    }
+
+    /// The number of partitions of a partitioned topic, by its base name.
+    pub fn partitions(&self, base: &str) -> Option<u32> {
+        self.partitioned.get(&strip_scheme(base)).copied()
+    }
+
+    /// The key and value that make `name` a topic of `count` partitions.
+    pub fn partitioned_entry(name: &TopicName, count: u32) -> (String, Bytes) {
+        (
+            format!("{PARTITIONED}{}", strip_scheme(name.base())),
+            Bytes::from(count.to_string()),
+        )
+    }
+}
+
+fn strip_scheme(full: &str) -> String {
+    full.replacen("://", "/", 1)
+}
+
+/// What a topic's partitions say about a name that PRODUCER or SUBSCRIBE uses.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum PartitionCheck {
+    /// A plain topic.
+    Plain,
+    /// A partition within the count: it may be created even if auto-creation is off.
+    Partition,
+    /// The base name of a partitioned topic.
+    IsPartitioned,
+    /// A partition of a topic that is not partitioned.
+    NotPartitioned,
+    /// An index at or above the count.
+    Beyond,
+}
+
+impl Metadata {
+    /// Checks a name against the partitioned topics (rules of apache/pulsar #24118).
+    pub fn check_partition(&self, name: &TopicName) -> PartitionCheck {
+        match (self.partitions(name.base()), name.partition()) {
+            (None, -1) => PartitionCheck::Plain,
+            (None, _) => PartitionCheck::NotPartitioned,
+            (Some(_), -1) => PartitionCheck::IsPartitioned,
+            (Some(count), index) if (index as u32) < count => PartitionCheck::Partition,
+            (Some(_), _) => PartitionCheck::Beyond,
+        }
+    }
+}
+
+/// May a first use make this a partitioned topic? Dead-letter and retry topics never are.
+pub(crate) fn may_be_partitioned(name: &TopicName) -> bool {
+    name.domain() == Domain::Persistent
+        && name.partition() < 0
+        && !name.local().ends_with("-DLQ")
+        && !name.local().ends_with("-RETRY")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_are_checked_by_base_and_index() {
+        let mut metadata = Metadata::default();
+        let name = |text: &str| TopicName::parse(text).unwrap();
+        let (key, value) = Metadata::partitioned_entry(&name("t"), 3);
+        assert_eq!(key, "partitioned/persistent/public/default/t");
+        metadata.apply(&key, Some(&value));
+        let check = |text: &str| metadata.check_partition(&name(text));
+        assert_eq!(check("u"), PartitionCheck::Plain);
+        assert_eq!(check("t"), PartitionCheck::IsPartitioned);
+        assert_eq!(check("t-partition-2"), PartitionCheck::Partition);
+        assert_eq!(check("t-partition-3"), PartitionCheck::Beyond);
+        assert_eq!(check("u-partition-0"), PartitionCheck::NotPartitioned);
+        let mut gone = metadata.clone();
+        gone.apply(&key, None);
+        assert_eq!(gone.check_partition(&name("t")), PartitionCheck::Plain);
+    }
+}

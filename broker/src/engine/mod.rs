@@ -1,0 +1,252 @@
+//! The engine: what a broker *does*, with no IO in it.
+//!
+//! One [`Engine`] per core. It takes events and the time, changes its state, and leaves effects for whoever drives it: the runtime carries them
+//! out on sockets and disks, the simulator on imagined ones. It never waits, locks, reads a clock or draws a random number.
+
+pub mod context;
+pub mod message;
+pub mod metadata;
+pub mod name;
+pub mod output;
+mod reply;
+mod session;
+pub mod settings;
+pub mod time;
+mod topic;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vela_codec::{FRAME_PADDING, Frame};
+
+pub use self::context::{ConnId, Context, Counters, Effects, MetadataRequest};
+pub use self::message::{CoreId, Message};
+pub use self::metadata::Metadata;
+pub use self::output::OutBuf;
+use self::session::Sessions;
+pub use self::settings::{AutoTopicType, ServiceAddress, Settings};
+pub use self::time::Now;
+use self::topic::Topics;
+use crate::store::chunk::Chunk;
+use crate::store::log::{Lane, LaneState};
+use crate::store::wal::{Segment, WalError};
+
+/// How one core's engine is set up.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// This core.
+    pub core: CoreId,
+    /// How many cores there are.
+    pub cores: CoreId,
+    /// Shards of the data directory; shard `s` lives on core `s % cores`.
+    pub shards: u32,
+    /// Settings.
+    pub settings: Arc<Settings>,
+    /// What lookups answer.
+    pub service: ServiceAddress,
+    /// Un-acknowledged log bytes of a lane at which publishing sessions wait.
+    pub log_budget: usize,
+}
+
+/// What an engine holds at the moment, for metrics.
+#[derive(Default, Clone, Debug)]
+pub struct EngineStats {
+    /// Connections.
+    pub connections: usize,
+    /// Topics.
+    pub topics: usize,
+    /// Subscriptions.
+    pub subscriptions: usize,
+    /// Connected producers.
+    pub producers: usize,
+    /// Connected consumers.
+    pub consumers: usize,
+    /// Counters since the start.
+    pub counters: Counters,
+}
+
+/// One core's broker.
+pub struct Engine {
+    cx: Context,
+    sessions: Sessions,
+    topics: Topics,
+}
+
+/// Rounds of dispatch and messages in one turn; what is left is for the next turn.
+const ROUNDS: usize = 16;
+
+impl Engine {
+    /// An engine with the lanes of its shards, in the order of the shards.
+    pub fn new(
+        config: EngineConfig,
+        lanes: Vec<(u32, Lane, LaneState)>,
+        metadata: Metadata,
+    ) -> Engine {
+        let mail = (0..config.cores).map(|_| Vec::new()).collect();
+        Engine {
+            topics: Topics::new(lanes, config.log_budget),
+            sessions: Sessions::default(),
+            cx: Context {
+                core: config.core,
+                cores: config.cores,
+                shards: config.shards,
+                settings: config.settings,
+                service: config.service,
+                metadata,
+                effects: Effects {
+                    mail,
+                    ..Effects::default()
+                },
+                counters: Counters::default(),
+                local: VecDeque::new(),
+            },
+        }
+    }
+
+    /// A socket was accepted.
+    pub fn accept(&mut self, peer: SocketAddr, local: SocketAddr, now: Now) -> ConnId {
+        self.sessions.accept(&mut self.cx, peer, local, now)
+    }
+
+    /// Largest frame a client may send, bytes with the size field (protocol, "Message size": the message and 10 KiB).
+    pub fn max_frame(&self) -> usize {
+        self.cx.settings.max_message_size as usize + FRAME_PADDING
+    }
+
+    /// Does the connection take frames? If not, the runtime keeps what it has decoded and reads no more of this socket.
+    pub fn wants_frames(&mut self, conn: ConnId) -> bool {
+        self.sessions.wants_frames(conn)
+    }
+
+    /// One frame of a connection that wants frames.
+    pub fn frame(&mut self, conn: ConnId, frame: Frame, now: Now) {
+        self.sessions.frame(&mut self.cx, conn, frame, now);
+    }
+
+    /// The socket is gone.
+    pub fn closed(&mut self, conn: ConnId, _now: Now) {
+        self.sessions.closed(&mut self.cx, conn);
+    }
+
+    /// Bytes to send on a connection.
+    pub fn output(&mut self, conn: ConnId) -> Option<&mut OutBuf> {
+        self.sessions.output(conn)
+    }
+
+    /// Output was consumed, all or a part.
+    pub fn sent(&mut self, conn: ConnId, now: Now) {
+        self.sessions.sent(&mut self.cx, conn, now);
+    }
+
+    /// Messages from another core, in its order. `from` is that core.
+    pub fn mail(&mut self, _from: CoreId, batch: Vec<Message>, _now: Now) {
+        self.cx.local.extend(batch);
+    }
+
+    /// Chunks of a lane up to `upto` are durable.
+    pub fn durable(&mut self, shard: u32, upto: u64, _now: Now) {
+        self.topics.durable(&mut self.cx, shard, upto);
+    }
+
+    /// Writing a lane failed.
+    pub fn write_failed(&mut self, shard: u32, error: WalError, _now: Now) {
+        self.topics.write_failed(&mut self.cx, shard, error);
+    }
+
+    /// A chunk was read back, or could not be.
+    pub fn chunk_read(&mut self, shard: u32, seq: u64, chunk: Result<Chunk, WalError>, _now: Now) {
+        self.topics.chunk_read(&mut self.cx, shard, seq, chunk);
+    }
+
+    /// The index checkpoint that covers `seq` is safe; `segments` are the lane's sealed segments.
+    pub fn checkpoint_done(&mut self, shard: u32, seq: u64, segments: &[Segment], _now: Now) {
+        self.topics
+            .checkpoint_done(&mut self.cx, shard, seq, segments);
+    }
+
+    /// The answer to a metadata request: `Ok(false)` = the expected version was not there.
+    pub fn metadata_done(&mut self, token: u64, result: Result<bool, String>, _now: Now) {
+        self.sessions.metadata_done(&mut self.cx, token, result);
+    }
+
+    /// Somebody changed the metadata store.
+    pub fn metadata_changed(&mut self, key: &str, value: Option<&Bytes>) {
+        self.cx.metadata.apply(key, value);
+    }
+
+    /// Carries out what is due.
+    pub fn tick(&mut self, now: Now) {
+        self.sessions.tick(&mut self.cx, now);
+        self.topics.tick(now);
+    }
+
+    /// When [`Engine::tick`] is due next, monotonic milliseconds.
+    pub fn next_wakeup(&self) -> Option<u64> {
+        match (self.sessions.next_wakeup(), self.topics.next_wakeup()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Ends a turn: carries messages to their ends, dispatches, seals the open chunks. True if work is left that the next turn should take up
+    /// without waiting for an event.
+    pub fn end_of_turn(&mut self, now: Now) -> bool {
+        let mut more = false;
+        for _ in 0..ROUNDS {
+            self.run_messages(now);
+            more = self.topics.dispatch_dirty(&mut self.cx, now);
+            if !more && self.cx.local.is_empty() {
+                break;
+            }
+        }
+        self.run_messages(now);
+        self.topics.end_of_turn(&mut self.cx);
+        more || !self.cx.local.is_empty()
+    }
+
+    fn run_messages(&mut self, now: Now) {
+        // Bounded by what the turn's events brought: a message leads to answers, never to itself.
+        while let Some(message) = self.cx.local.pop_front() {
+            if message.is_for_session() {
+                self.sessions.message(&mut self.cx, message, now);
+            } else {
+                self.topics.message(&mut self.cx, message, now);
+            }
+        }
+    }
+
+    /// The effects of the turn.
+    pub fn effects(&mut self) -> &mut Effects {
+        &mut self.cx.effects
+    }
+
+    /// Clean stop, first part: every connection is closed.
+    pub fn shutdown(&mut self) {
+        self.sessions.close_all(&mut self.cx);
+    }
+
+    /// True when everything given to the log is durable and answered.
+    pub fn is_quiet(&self) -> bool {
+        self.cx.local.is_empty() && self.topics.is_quiet()
+    }
+
+    /// Clean stop, last part: an index checkpoint of every lane, so that the next start replays nothing.
+    pub fn checkpoint(&mut self) {
+        self.topics.checkpoint_all(&mut self.cx);
+    }
+
+    /// What the engine holds.
+    pub fn stats(&self) -> EngineStats {
+        let (producers, consumers) = self.topics.clients();
+        EngineStats {
+            connections: self.sessions.len(),
+            topics: self.topics.topics(),
+            subscriptions: self.topics.subscriptions(),
+            producers,
+            consumers,
+            counters: self.cx.counters.clone(),
+        }
+    }
+}

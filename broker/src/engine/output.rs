@@ -1,0 +1,150 @@
+//! Bytes on their way to one socket.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use bytes::{Bytes, BytesMut};
+
+/// A payload up to this size is copied beside its neighbours; a larger one is sent from where it lies.
+const COPY_LIMIT: usize = 4096;
+/// A buffer larger than this is given back to the allocator once it has been sent.
+const KEEP_LIMIT: usize = 64 * 1024;
+
+/// An outbound queue: small frames are gathered in one buffer, large payloads stay slices of their log chunk.
+///
+/// Its bound is the caller's: sessions stop reading and dispatchers stop sending while it is long.
+#[derive(Default, Debug)]
+pub struct OutBuf {
+    queue: VecDeque<Bytes>,
+    tail: BytesMut,
+    len: usize,
+}
+
+impl OutBuf {
+    /// Bytes not yet consumed.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True when everything has been consumed.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Runs an encoder on the gathering buffer.
+    pub fn encode(&mut self, encoder: impl FnOnce(&mut BytesMut)) {
+        let before = self.tail.len();
+        encoder(&mut self.tail);
+        self.len += self.tail.len() - before;
+    }
+
+    /// Appends a payload.
+    pub fn push(&mut self, payload: Bytes) {
+        self.len += payload.len();
+        if payload.len() <= COPY_LIMIT {
+            self.tail.extend_from_slice(&payload);
+        } else {
+            if !self.tail.is_empty() {
+                self.queue.push_back(self.tail.split().freeze());
+            }
+            self.queue.push_back(payload);
+        }
+    }
+
+    /// Fills `slices` from the front of the queue; returns how many are in use.
+    pub fn io_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let parts = self
+            .queue
+            .iter()
+            .map(|part| part.as_ref())
+            .chain(std::iter::once(self.tail.as_ref()));
+        let mut used = 0;
+        for (slot, part) in slices.iter_mut().zip(parts.filter(|part| !part.is_empty())) {
+            *slot = IoSlice::new(part);
+            used += 1;
+        }
+        used
+    }
+
+    /// Drops `n` bytes from the front; more than there are is all of them.
+    pub fn consume(&mut self, n: usize) {
+        let mut left = n.min(self.len);
+        self.len -= left;
+        while left > 0 {
+            let Some(front) = self.queue.front_mut() else {
+                let rest = left.min(self.tail.len());
+                bytes::Buf::advance(&mut self.tail, rest);
+                break;
+            };
+            if front.len() > left {
+                bytes::Buf::advance(front, left);
+                break;
+            }
+            left -= front.len();
+            self.queue.pop_front();
+        }
+        if self.len == 0 {
+            self.queue.clear();
+            if self.tail.capacity() > KEEP_LIMIT {
+                self.tail = BytesMut::new();
+            } else {
+                self.tail.clear();
+            }
+        }
+    }
+
+    /// Frees the buffers of a queue that is empty, so that an idle connection holds none.
+    pub fn release_idle(&mut self) {
+        if self.len == 0 {
+            *self = OutBuf::default();
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    fn drain(out: &mut OutBuf, step: usize) -> Vec<u8> {
+        let mut all = Vec::new();
+        while !out.is_empty() {
+            let mut slices = [IoSlice::new(&[]), IoSlice::new(&[]), IoSlice::new(&[])];
+            let used = out.io_slices(&mut slices);
+            let flat: Vec<u8> = slices[..used]
+                .iter()
+                .flat_map(|s| s.iter().copied())
+                .collect();
+            let taken = step.min(flat.len());
+            all.extend_from_slice(&flat[..taken]);
+            out.consume(taken);
+        }
+        all
+    }
+
+    #[test]
+    fn order_is_kept_across_copies_and_slices() {
+        for step in [1, 7, 4096, 1 << 20] {
+            let mut out = OutBuf::default();
+            let mut expected = Vec::new();
+            for i in 0..20_u8 {
+                let size = if i % 3 == 0 { 5000 } else { 10 };
+                out.encode(|buf| buf.extend_from_slice(&[i, i]));
+                out.push(Bytes::from(vec![i; size]));
+                expected.extend_from_slice(&[i, i]);
+                expected.extend(std::iter::repeat_n(i, size));
+            }
+            assert_eq!(out.len(), expected.len());
+            assert_eq!(drain(&mut out, step), expected);
+            assert_eq!(out.len(), 0);
+        }
+    }
+
+    #[test]
+    fn consuming_too_much_empties_it() {
+        let mut out = OutBuf::default();
+        out.push(Bytes::from_static(b"abc"));
+        out.consume(100);
+        assert!(out.is_empty());
+    }
+}

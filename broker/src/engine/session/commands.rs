@@ -1,0 +1,661 @@
+//! Commands that open, close and ask: decoded in full, checked here as far as the session can tell, then handed to the topic.
+
+use vela_codec::{Frame, decode_command, encode};
+use vela_proto::{self as proto, BaseCommand, ServerError, base_command::Type};
+
+use super::unsupported::{Unsupported, unsupported};
+use super::{Client, ClientState, Session, Stage};
+use crate::engine::context::Context;
+use crate::engine::message::{ClientRef, Message, OpenConsumer, OpenProducer, SeekTarget};
+use crate::engine::metadata::PartitionCheck;
+use crate::engine::name::{Domain, TopicName};
+use crate::engine::reply;
+use crate::engine::time::Now;
+use crate::store::log::Position;
+
+/// The newest protocol version this broker knows.
+pub(crate) const PROTOCOL_VERSION: i32 = 21;
+/// Text of CONNECTED: clients of other brokers look for the first two words.
+const SERVER_VERSION: &str = concat!("Pulsar Server (Vela ", env!("CARGO_PKG_VERSION"), ")");
+/// Subscription names that the broker keeps for itself.
+const RESERVED_SUBSCRIPTIONS: [&str; 2] = ["pulsar.repl", "pulsar.dedup"];
+/// Schema type of a consumer that takes whatever schema the topic has.
+const AUTO_CONSUME: i32 = proto::schema::Type::AutoConsume as i32;
+/// A frame that names an unusable consumer id.
+const NO_CONSUMER: &str = "Consumer not found on this connection";
+
+impl Session {
+    pub(super) fn command(&mut self, cx: &mut Context, kind: Type, frame: Frame, now: Now) {
+        let Ok(command) = decode_command(frame.command()) else {
+            return self.protocol_error(cx);
+        };
+        if self.stage == Stage::Start {
+            return match (kind, command.connect) {
+                (Type::Connect, Some(connect)) => self.connect(cx, &connect),
+                (Type::AuthResponse, _) => self.unexpected_auth(cx),
+                _ => self.protocol_error(cx),
+            };
+        }
+        match kind {
+            Type::Producer => {
+                if let Some(producer) = command.producer {
+                    self.open_producer(cx, producer, frame);
+                }
+            }
+            Type::CloseProducer => {
+                if let Some(close) = command.close_producer {
+                    self.close_producer(cx, close.producer_id, close.request_id);
+                }
+            }
+            Type::Subscribe => {
+                if let Some(subscribe) = command.subscribe {
+                    self.open_consumer(cx, subscribe, frame);
+                }
+            }
+            Type::CloseConsumer => {
+                if let Some(close) = command.close_consumer {
+                    self.close_consumer(cx, close.consumer_id, close.request_id);
+                }
+            }
+            Type::RedeliverUnacknowledgedMessages => {
+                if let Some(redeliver) = command.redeliver_unacknowledged_messages {
+                    self.redeliver(cx, &redeliver);
+                }
+            }
+            Type::AuthResponse => self.unexpected_auth(cx),
+            _ => self.question(cx, kind, command, now),
+        }
+    }
+
+    fn question(&mut self, cx: &mut Context, kind: Type, command: BaseCommand, now: Now) {
+        match kind {
+            Type::PartitionedMetadata => {
+                if let Some(question) = command.partition_metadata {
+                    self.partitioned_metadata(cx, &question);
+                }
+            }
+            Type::Lookup => {
+                if let Some(question) = command.lookup_topic {
+                    self.lookup(cx, &question);
+                }
+            }
+            Type::GetTopicsOfNamespace => {
+                if let Some(question) = command.get_topics_of_namespace {
+                    self.list_topics(cx, question);
+                }
+            }
+            Type::Unsubscribe => {
+                if let Some(question) = command.unsubscribe {
+                    let force = question.force.unwrap_or(false);
+                    self.ask_consumer(
+                        cx,
+                        question.consumer_id,
+                        question.request_id,
+                        |client, request_id| Message::Unsubscribe {
+                            client,
+                            request_id,
+                            force,
+                        },
+                    );
+                }
+            }
+            Type::Seek => {
+                if let Some(question) = command.seek {
+                    self.seek(cx, &question);
+                }
+            }
+            Type::GetLastMessageId => {
+                if let Some(question) = command.get_last_message_id {
+                    self.ask_consumer(
+                        cx,
+                        question.consumer_id,
+                        question.request_id,
+                        |client, request_id| Message::LastMessageId { client, request_id },
+                    );
+                }
+            }
+            Type::ConsumerStats => {
+                if let Some(question) = command.consumer_stats {
+                    self.consumer_stats(cx, &question);
+                }
+            }
+            _ => match unsupported(kind, &command) {
+                Unsupported::Answer(answer) => self.send(cx, &answer),
+                Unsupported::Silent => {}
+                Unsupported::NotServed => self.protocol_error(cx),
+            },
+        }
+        let _ = now;
+    }
+
+    fn connect(&mut self, cx: &mut Context, connect: &proto::CommandConnect) {
+        self.version = connect.protocol_version.unwrap_or(0).min(PROTOCOL_VERSION);
+        self.stage = Stage::Connected;
+        let connected = BaseCommand {
+            connected: Some(proto::CommandConnected {
+                server_version: SERVER_VERSION.into(),
+                protocol_version: Some(self.version),
+                max_message_size: Some(cx.settings.max_message_size as i32),
+                feature_flags: Some(proto::FeatureFlags {
+                    supports_topic_watchers: Some(false),
+                    supports_get_partitioned_metadata_without_auto_creation: Some(true),
+                    supports_repl_dedup_by_lid_and_eid: Some(false),
+                    supports_topic_watcher_reconcile: Some(false),
+                    supports_scalable_topics: Some(false),
+                    supports_tc_metadata_discovery: Some(false),
+                    ..Default::default()
+                }),
+            }),
+            ..reply::base(Type::Connected)
+        };
+        self.send(cx, &connected);
+    }
+
+    /// No authentication round is running, so nobody can answer one.
+    fn unexpected_auth(&mut self, cx: &mut Context) {
+        self.send_error(
+            cx,
+            reply::NO_REQUEST,
+            ServerError::AuthenticationError,
+            "No authentication is in progress on this connection",
+        );
+        self.protocol_error(cx);
+    }
+
+    /// Checks that PRODUCER and SUBSCRIBE share. The answer says whether the topic may be created.
+    fn check_topic(
+        &self,
+        cx: &Context,
+        text: &str,
+    ) -> Result<(TopicName, bool), (ServerError, String)> {
+        let name =
+            TopicName::parse(text).map_err(|e| (ServerError::InvalidTopicName, e.to_string()))?;
+        if !cx.metadata.has_namespace(name.namespace()) {
+            let text = format!(
+                "Namespace {} of topic {name} is not served here; create it or look the topic up again",
+                name.namespace()
+            );
+            return Err((ServerError::ServiceNotReady, text));
+        }
+        if name.domain() == Domain::NonPersistent {
+            return Err((
+                ServerError::NotAllowedError,
+                format!("Non-persistent topics are not served by this version: {name}"),
+            ));
+        }
+        let auto = cx.settings.allow_auto_topic_creation && !text.ends_with(char::is_whitespace);
+        match cx.metadata.check_partition(&name) {
+            PartitionCheck::Plain => Ok((name, auto)),
+            PartitionCheck::Partition => Ok((name, true)),
+            _ if !auto => Err((
+                ServerError::TopicNotFound,
+                format!("Topic {name} does not exist"),
+            )),
+            PartitionCheck::IsPartitioned => Err((
+                ServerError::NotAllowedError,
+                format!(
+                    "{name} is a partitioned topic; use one of its partitions, {name}-partition-0 and so on"
+                ),
+            )),
+            PartitionCheck::NotPartitioned => Err((
+                ServerError::NotAllowedError,
+                format!(
+                    "{name} names a partition, but {} is not a partitioned topic",
+                    name.base()
+                ),
+            )),
+            PartitionCheck::Beyond => Err((
+                ServerError::TopicNotFound,
+                format!("{name} is beyond the last partition of {}", name.base()),
+            )),
+        }
+    }
+
+    fn open_producer(&mut self, cx: &mut Context, producer: proto::CommandProducer, frame: Frame) {
+        let (id, request_id) = (producer.producer_id, producer.request_id);
+        match self.producers.get(&id).map(|client| &client.state) {
+            Some(ClientState::Closing) => {
+                self.holds.frame = Some(Box::new(frame));
+                return;
+            }
+            Some(ClientState::Opening) => {
+                return self.send_error(
+                    cx,
+                    request_id,
+                    ServerError::ServiceNotReady,
+                    format!("Producer {id} is still being created on this connection"),
+                );
+            }
+            Some(ClientState::Open {
+                name,
+                last_sequence_id,
+            }) => {
+                let answer = reply::producer_success(request_id, name.clone(), *last_sequence_id);
+                return self.send(cx, &answer);
+            }
+            None => {}
+        }
+        let (topic, create) = match self.check_topic(cx, &producer.topic) {
+            Ok(checked) => checked,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
+        if producer
+            .producer_access_mode
+            .is_some_and(|mode| (1..=3).contains(&mode))
+        {
+            let text = "Only producer access mode Shared is served by this version";
+            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
+        }
+        if producer.schema.is_some() {
+            let text = "Schemas are not served by this version; create the producer without one";
+            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
+        }
+        let initial_subscription = producer
+            .initial_subscription_name
+            .filter(|name| !name.is_empty());
+        if initial_subscription.is_some() && !cx.settings.allow_auto_subscription_creation {
+            let text = "The initial subscription may not be created: allowAutoSubscriptionCreation is false";
+            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
+        }
+        let core = cx.core_of_shard(topic.shard(cx.shards));
+        let client = self.next_client(id);
+        self.closed_by_broker.remove(&id);
+        self.producers.insert(
+            id,
+            Client {
+                incarnation: client.incarnation,
+                core,
+                state: ClientState::Opening,
+            },
+        );
+        let open = OpenProducer {
+            topic,
+            request_id,
+            name: producer.producer_name,
+            epoch: producer.epoch.unwrap_or(0),
+            create,
+            initial_subscription,
+        };
+        cx.post(
+            core,
+            Message::OpenProducer {
+                client,
+                open: Box::new(open),
+            },
+        );
+    }
+
+    fn close_producer(&mut self, cx: &mut Context, id: u64, request_id: u64) {
+        match self.producers.get_mut(&id) {
+            Some(client) if !matches!(client.state, ClientState::Closing) => {
+                client.state = ClientState::Closing;
+                let client_ref = ClientRef {
+                    session: self.me,
+                    incarnation: client.incarnation,
+                    id,
+                };
+                cx.post(
+                    client.core,
+                    Message::CloseProducer {
+                        client: client_ref,
+                        request_id: Some(request_id),
+                    },
+                );
+            }
+            _ => self.send(cx, &reply::success(request_id)),
+        }
+    }
+
+    fn open_consumer(
+        &mut self,
+        cx: &mut Context,
+        subscribe: proto::CommandSubscribe,
+        frame: Frame,
+    ) {
+        let (id, request_id) = (subscribe.consumer_id, subscribe.request_id);
+        match self.consumers.get(&id).map(|client| &client.state) {
+            Some(ClientState::Closing) => {
+                self.holds.frame = Some(Box::new(frame));
+                return;
+            }
+            Some(ClientState::Opening) => {
+                return self.send_error(
+                    cx,
+                    request_id,
+                    ServerError::ServiceNotReady,
+                    format!("Consumer {id} is still being created on this connection"),
+                );
+            }
+            Some(ClientState::Open { .. }) => return self.send(cx, &reply::success(request_id)),
+            None => {}
+        }
+        let (topic, create_topic) = match self.check_topic(cx, &subscribe.topic) {
+            Ok(checked) => checked,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
+        if let Err((error, message)) = check_subscribe(cx, &subscribe) {
+            return self.send_error(cx, request_id, error, message);
+        }
+        let core = cx.core_of_shard(topic.shard(cx.shards));
+        let client = self.next_client(id);
+        self.consumers.insert(
+            id,
+            Client {
+                incarnation: client.incarnation,
+                core,
+                state: ClientState::Opening,
+            },
+        );
+        let open = OpenConsumer {
+            topic,
+            request_id,
+            shared: subscribe.sub_type == proto::command_subscribe::SubType::Shared as i32,
+            subscription: subscribe.subscription,
+            name: subscribe.consumer_name.unwrap_or_default(),
+            priority: subscribe.priority_level.unwrap_or(0),
+            durable: subscribe.durable.unwrap_or(true),
+            start: subscribe.start_message_id.as_ref().map(reply::position),
+            rollback_seconds: subscribe.start_message_rollback_duration_sec.unwrap_or(0),
+            earliest: subscribe.initial_position
+                == Some(proto::command_subscribe::InitialPosition::Earliest as i32),
+            create_topic: create_topic && subscribe.force_topic_creation.unwrap_or(true),
+            create_subscription: cx.settings.allow_auto_subscription_creation,
+            properties: subscribe
+                .subscription_properties
+                .into_iter()
+                .map(|p| (p.key, p.value))
+                .collect(),
+            epoch: subscribe.consumer_epoch,
+            address: self.peer.to_string(),
+            version: self.version,
+        };
+        cx.post(
+            core,
+            Message::OpenConsumer {
+                client,
+                open: Box::new(open),
+            },
+        );
+    }
+
+    fn close_consumer(&mut self, cx: &mut Context, id: u64, request_id: u64) {
+        match self.consumers.get_mut(&id) {
+            Some(client) if !matches!(client.state, ClientState::Closing) => {
+                client.state = ClientState::Closing;
+                let client_ref = ClientRef {
+                    session: self.me,
+                    incarnation: client.incarnation,
+                    id,
+                };
+                cx.post(
+                    client.core,
+                    Message::CloseConsumer {
+                        client: client_ref,
+                        request_id: Some(request_id),
+                    },
+                );
+            }
+            _ => self.send(cx, &reply::success(request_id)),
+        }
+    }
+
+    fn redeliver(
+        &mut self,
+        cx: &mut Context,
+        redeliver: &proto::CommandRedeliverUnacknowledgedMessages,
+    ) {
+        let Some(client) = self.consumers.get(&redeliver.consumer_id) else {
+            return;
+        };
+        if matches!(client.state, ClientState::Closing) {
+            return;
+        }
+        let client_ref = self.client_ref(client, redeliver.consumer_id);
+        let ids: Vec<Position> = redeliver.message_ids.iter().map(reply::position).collect();
+        let ids = (!ids.is_empty()).then_some(ids);
+        cx.post(
+            client.core,
+            Message::Redeliver {
+                client: client_ref,
+                ids,
+                epoch: redeliver.consumer_epoch,
+            },
+        );
+    }
+
+    /// Passes a question about a consumer on to its topic.
+    fn ask_consumer(
+        &mut self,
+        cx: &mut Context,
+        id: u64,
+        request_id: u64,
+        message: impl FnOnce(ClientRef, u64) -> Message,
+    ) {
+        match self.consumers.get(&id) {
+            Some(client) if !matches!(client.state, ClientState::Closing) => {
+                let client_ref = self.client_ref(client, id);
+                cx.post(client.core, message(client_ref, request_id));
+            }
+            _ => self.send_error(cx, request_id, ServerError::MetadataError, NO_CONSUMER),
+        }
+    }
+
+    fn seek(&mut self, cx: &mut Context, seek: &proto::CommandSeek) {
+        let target = match (&seek.message_id, seek.message_publish_time) {
+            (Some(id), _) => SeekTarget::Position(reply::position(id), id.ack_set.clone()),
+            (None, Some(time)) => SeekTarget::PublishTime(time),
+            (None, None) => {
+                let text = "SEEK needs a message id or a publish time";
+                return self.send_error(cx, seek.request_id, ServerError::MetadataError, text);
+            }
+        };
+        self.ask_consumer(
+            cx,
+            seek.consumer_id,
+            seek.request_id,
+            |client, request_id| Message::Seek {
+                client,
+                request_id,
+                target,
+            },
+        );
+    }
+
+    /// An unknown consumer id ends the connection here, as it does in Pulsar 5.0.1.
+    fn consumer_stats(&mut self, cx: &mut Context, stats: &proto::CommandConsumerStats) {
+        if self.consumers.contains_key(&stats.consumer_id) {
+            self.ask_consumer(
+                cx,
+                stats.consumer_id,
+                stats.request_id,
+                |client, request_id| Message::ConsumerStats { client, request_id },
+            );
+        } else {
+            self.protocol_error(cx);
+        }
+    }
+
+    /// A topic says what became of a producer or consumer.
+    pub(super) fn client_changed(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        message: Message,
+        now: Now,
+    ) {
+        let id = client.id;
+        let current = |map: &std::collections::BTreeMap<u64, Client>| {
+            map.get(&id)
+                .is_some_and(|c| c.incarnation == client.incarnation)
+        };
+        match message {
+            Message::ProducerOpened {
+                request_id,
+                name,
+                last_sequence_id,
+                ..
+            } => {
+                if let Some(entry) = self
+                    .producers
+                    .get_mut(&id)
+                    .filter(|c| c.incarnation == client.incarnation)
+                    && matches!(entry.state, ClientState::Opening)
+                {
+                    entry.state = ClientState::Open {
+                        name: name.clone(),
+                        last_sequence_id,
+                    };
+                }
+                self.send(
+                    cx,
+                    &reply::producer_success(request_id, name, last_sequence_id),
+                );
+            }
+            Message::ProducerRefused {
+                request_id,
+                error,
+                message,
+                ..
+            } => {
+                if current(&self.producers) {
+                    self.producers.remove(&id);
+                }
+                self.send_error(cx, request_id, error, message);
+            }
+            Message::ProducerClosed {
+                request_id,
+                by_broker,
+                ..
+            } => {
+                if current(&self.producers) {
+                    self.producers.remove(&id);
+                    if by_broker {
+                        let until =
+                            now.ms + u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
+                        self.closed_by_broker.insert(id, until);
+                        self.tell_closed(cx, &reply::close_producer(id));
+                    }
+                }
+                if let Some(request_id) = request_id {
+                    self.out.encode(|buf| encode::success(buf, request_id));
+                    self.touch(cx);
+                }
+            }
+            Message::NoSuchProducer { .. }
+                if current(&self.producers) || !self.closed_by_broker.contains_key(&id) =>
+            {
+                self.protocol_error(cx);
+            }
+            Message::ConsumerOpened { request_id, .. } => {
+                if let Some(entry) = self
+                    .consumers
+                    .get_mut(&id)
+                    .filter(|c| c.incarnation == client.incarnation)
+                    && matches!(entry.state, ClientState::Opening)
+                {
+                    entry.state = ClientState::Open {
+                        name: String::new(),
+                        last_sequence_id: -1,
+                    };
+                }
+                self.out.encode(|buf| encode::success(buf, request_id));
+                self.touch(cx);
+            }
+            Message::ConsumerRefused {
+                request_id,
+                error,
+                message,
+                ..
+            } => {
+                if current(&self.consumers) {
+                    self.consumers.remove(&id);
+                }
+                self.send_error(cx, request_id, error, message);
+            }
+            Message::ConsumerClosed {
+                request_id,
+                by_broker,
+                ..
+            } => {
+                if current(&self.consumers) {
+                    self.consumers.remove(&id);
+                    self.unwritten
+                        .retain(|(c, _, _)| c.incarnation != client.incarnation);
+                    if by_broker {
+                        self.tell_closed(cx, &reply::close_consumer(id));
+                    }
+                }
+                if let Some(request_id) = request_id {
+                    self.out.encode(|buf| encode::success(buf, request_id));
+                    self.touch(cx);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// CLOSE_PRODUCER and CLOSE_CONSUMER exist since version 5; older peers lose the connection.
+    fn tell_closed(&mut self, cx: &mut Context, command: &BaseCommand) {
+        if self.version >= 5 {
+            self.send(cx, command);
+        } else {
+            self.close(cx);
+        }
+    }
+}
+
+fn check_subscribe(
+    cx: &Context,
+    subscribe: &proto::CommandSubscribe,
+) -> Result<(), (ServerError, String)> {
+    use proto::command_subscribe::SubType;
+    let size: usize = subscribe
+        .metadata
+        .iter()
+        .map(|p| p.key.len() + p.value.len())
+        .sum();
+    let limit = cx.settings.max_consumer_metadata_size as usize;
+    if size > limit {
+        return Err((
+            ServerError::MetadataError,
+            format!("Consumer metadata is {size} bytes, maxConsumerMetadataSize is {limit}"),
+        ));
+    }
+    let name = &subscribe.subscription;
+    if name.is_empty()
+        || RESERVED_SUBSCRIPTIONS
+            .iter()
+            .any(|reserved| name.starts_with(reserved))
+    {
+        return Err((
+            ServerError::ProducerBusy,
+            format!("'{name}' cannot be a subscription name: it is empty or reserved"),
+        ));
+    }
+    let shared = subscribe.sub_type == SubType::Shared as i32;
+    if subscribe.read_compacted == Some(true)
+        && (shared || subscribe.sub_type == SubType::KeyShared as i32)
+    {
+        return Err((
+            ServerError::NotAllowedError,
+            "readCompacted needs an Exclusive or Failover subscription".into(),
+        ));
+    }
+    if !shared && subscribe.sub_type != SubType::Exclusive as i32 {
+        return Err((
+            ServerError::NotAllowedError,
+            "Failover and Key_Shared subscriptions are not served by this version".into(),
+        ));
+    }
+    if subscribe
+        .schema
+        .as_ref()
+        .is_some_and(|schema| schema.r#type != AUTO_CONSUME)
+    {
+        return Err((
+            ServerError::NotAllowedError,
+            "Schemas are not served by this version; subscribe without one".into(),
+        ));
+    }
+    Ok(())
+}

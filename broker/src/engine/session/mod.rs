@@ -1,0 +1,673 @@
+//! Sessions: the broker's end of one connection each.
+//!
+//! A session checks what arrives, answers what it can, hands the rest to topics as messages, and writes what comes back. It never waits: an
+//! answer that is not there yet comes later as a message. What it must not do is confuse two holders of one producer or consumer id, so a frame
+//! that names an id whose close is still running is held, and with it everything behind it, until the close is done.
+
+mod commands;
+mod lookup;
+mod publish;
+mod unsupported;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use vela_codec::{Frame, encode, hot};
+use vela_proto::{BaseCommand, ServerError, base_command::Type};
+
+use super::context::{ConnId, Context};
+use super::message::{ClientRef, CoreId, Delivery, Message, SessionRef};
+use super::output::OutBuf;
+use super::reply;
+use super::time::Now;
+
+/// Output at which a session reads no further, bytes. Far above what one batch of answers needs, so that only a peer that does not read meets it.
+const OUTBOUND_HIGH: usize = 8 << 20;
+/// Output at which it goes on.
+const OUTBOUND_LOW: usize = 1 << 20;
+/// Output below which delivered bytes count as written, and their consumers may be sent more.
+const WRITTEN_BELOW: usize = 128 << 10;
+
+/// How far the handshake is.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+enum Stage {
+    /// Accepted; CONNECT must come.
+    Start,
+    /// CONNECTED was sent.
+    Connected,
+    /// Closing; nothing that arrives counts any more.
+    Closing,
+}
+
+/// What keeps a session from taking frames; it takes them when all are clear.
+#[derive(Default, Debug)]
+struct Holds {
+    /// As many SENDs are unanswered as the settings allow.
+    pending_requests: bool,
+    /// Log lanes that are full, each counted once per lane that said so.
+    lanes: u32,
+    /// The peer does not read.
+    outbound_full: bool,
+    /// A frame that must wait for a close of the same id.
+    frame: Option<Box<Frame>>,
+}
+
+impl Holds {
+    fn clear(&self) -> bool {
+        !self.pending_requests && self.lanes == 0 && !self.outbound_full && self.frame.is_none()
+    }
+}
+
+/// How far a producer or consumer of a session is.
+#[derive(Debug)]
+enum ClientState {
+    /// Sent to its topic; the answer is on its way. Commands follow it there in order.
+    Opening,
+    /// Open. For a producer: what a repeated PRODUCER is answered with.
+    Open { name: String, last_sequence_id: i64 },
+    /// The client closed it; the topic has not finished.
+    Closing,
+}
+
+#[derive(Debug)]
+struct Client {
+    incarnation: u32,
+    core: CoreId,
+    state: ClientState,
+}
+
+/// A question to the topics' cores that is still open.
+#[derive(Debug)]
+enum Inquiry {
+    /// PARTITIONED_METADATA; `create` = a missing topic may be made.
+    Partitions { create: bool },
+    /// GET_TOPICS_OF_NAMESPACE: answers still missing, names so far, the client's hash.
+    Topics {
+        missing: CoreId,
+        names: Vec<String>,
+        hash: Option<String>,
+    },
+}
+
+/// The broker's end of one connection.
+pub(super) struct Session {
+    me: SessionRef,
+    peer: SocketAddr,
+    local: SocketAddr,
+    stage: Stage,
+    version: i32,
+    producers: BTreeMap<u64, Client>,
+    consumers: BTreeMap<u64, Client>,
+    /// Producers that the broker closed: SENDs that cross the notice are dropped until the time given.
+    closed_by_broker: BTreeMap<u64, u64>,
+    next_incarnation: u32,
+    pending_publishes: u32,
+    holds: Holds,
+    reading: bool,
+    out: OutBuf,
+    dirty: bool,
+    /// Bytes delivered per consumer and not yet written to the socket.
+    unwritten: Vec<(ClientRef, CoreId, u32)>,
+    next_keep_alive: u64,
+    pinged: bool,
+    /// Topics that want to know whether the peer is alive: probe, core, deadline.
+    probes: Vec<(u64, CoreId, u64)>,
+    inquiries: BTreeMap<u64, Inquiry>,
+}
+
+impl Session {
+    fn conn(&self) -> ConnId {
+        ConnId {
+            slot: self.me.slot,
+            generation: self.me.generation,
+        }
+    }
+
+    fn touch(&mut self, cx: &mut Context) {
+        if !self.dirty && !self.out.is_empty() {
+            self.dirty = true;
+            cx.effects.dirty.push(self.conn());
+        }
+    }
+
+    fn send(&mut self, cx: &mut Context, command: &BaseCommand) {
+        self.out.encode(|buf| encode::command(command, buf));
+        self.touch(cx);
+    }
+
+    fn send_error(
+        &mut self,
+        cx: &mut Context,
+        request_id: u64,
+        error: ServerError,
+        message: impl Into<String>,
+    ) {
+        self.send(cx, &reply::error(request_id, error, message));
+    }
+
+    fn next_client(&mut self, id: u64) -> ClientRef {
+        self.next_incarnation = self.next_incarnation.wrapping_add(1);
+        ClientRef {
+            session: self.me,
+            incarnation: self.next_incarnation,
+            id,
+        }
+    }
+
+    fn client_ref(&self, client: &Client, id: u64) -> ClientRef {
+        ClientRef {
+            session: self.me,
+            incarnation: client.incarnation,
+            id,
+        }
+    }
+
+    /// Ends the session: what is queued is still tried, the runtime reports the closed socket afterwards.
+    fn close(&mut self, cx: &mut Context) {
+        if self.stage != Stage::Closing {
+            self.stage = Stage::Closing;
+            self.holds.frame = None;
+            cx.effects.close.push(self.conn());
+        }
+    }
+
+    fn protocol_error(&mut self, cx: &mut Context) {
+        cx.counters.protocol_errors += 1;
+        self.close(cx);
+    }
+
+    /// Does the session take frames?
+    fn wants_frames(&self) -> bool {
+        self.stage != Stage::Closing && self.holds.clear()
+    }
+}
+
+/// A slot of the session table.
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    session: Option<Box<Session>>,
+}
+
+/// The sessions of one core.
+#[derive(Default)]
+pub(super) struct Sessions {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Next keep-alive or probe deadline per session. An entry that no longer fits is skipped when it comes up.
+    timers: BTreeSet<(u64, u32, u32)>,
+    /// Metadata requests under way: whose they are.
+    creations: BTreeMap<u64, (SessionRef, u64, String, u32)>,
+    next_token: u64,
+    connected: usize,
+}
+
+impl Sessions {
+    pub(super) fn len(&self) -> usize {
+        self.connected
+    }
+
+    fn get(&mut self, slot: u32, generation: u32) -> Option<&mut Session> {
+        let slot = self.slots.get_mut(slot as usize)?;
+        if slot.generation == generation {
+            slot.session.as_deref_mut()
+        } else {
+            None
+        }
+    }
+
+    fn find(&mut self, session: SessionRef) -> Option<&mut Session> {
+        self.get(session.slot, session.generation)
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        cx: &mut Context,
+        peer: SocketAddr,
+        local: SocketAddr,
+        now: Now,
+    ) -> ConnId {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                self.slots.push(Slot::default());
+                (self.slots.len() - 1) as u32
+            }
+        };
+        let interval = u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
+        let Some(slot) = self.slots.get_mut(index as usize) else {
+            return ConnId {
+                slot: index,
+                generation: 0,
+            };
+        };
+        slot.generation = slot.generation.wrapping_add(1);
+        let me = SessionRef {
+            core: cx.core,
+            slot: index,
+            generation: slot.generation,
+        };
+        slot.session = Some(Box::new(Session {
+            me,
+            peer,
+            local,
+            stage: Stage::Start,
+            version: 0,
+            producers: BTreeMap::new(),
+            consumers: BTreeMap::new(),
+            closed_by_broker: BTreeMap::new(),
+            next_incarnation: 0,
+            pending_publishes: 0,
+            holds: Holds::default(),
+            reading: true,
+            out: OutBuf::default(),
+            dirty: false,
+            unwritten: Vec::new(),
+            next_keep_alive: now.ms + interval,
+            pinged: false,
+            probes: Vec::new(),
+            inquiries: BTreeMap::new(),
+        }));
+        if interval > 0 {
+            self.timers
+                .insert((now.ms + interval, index, me.generation));
+        }
+        self.connected += 1;
+        ConnId {
+            slot: index,
+            generation: me.generation,
+        }
+    }
+
+    pub(super) fn wants_frames(&mut self, conn: ConnId) -> bool {
+        self.get(conn.slot, conn.generation)
+            .is_some_and(|session| session.wants_frames())
+    }
+
+    pub(super) fn output(&mut self, conn: ConnId) -> Option<&mut OutBuf> {
+        self.get(conn.slot, conn.generation)
+            .map(|session| &mut session.out)
+    }
+
+    /// One frame of a connection.
+    pub(super) fn frame(&mut self, cx: &mut Context, conn: ConnId, frame: Frame, now: Now) {
+        let Some(session) = self.get(conn.slot, conn.generation) else {
+            return;
+        };
+        session.pinged = false;
+        for (probe, core, _) in session.probes.drain(..) {
+            cx.post(core, Message::Probed { probe, alive: true });
+        }
+        Self::handle(session, cx, frame, now);
+        if session.out.len() > OUTBOUND_HIGH {
+            session.holds.outbound_full = true;
+        }
+        session.reading = session.wants_frames();
+    }
+
+    fn handle(session: &mut Session, cx: &mut Context, frame: Frame, now: Now) {
+        let Ok(kind) = hot::command_type(frame.command()) else {
+            return session.protocol_error(cx);
+        };
+        match (session.stage, kind) {
+            (Stage::Closing, _) | (_, Type::Pong) => {}
+            (_, Type::Ping) => {
+                session.out.encode(encode::pong);
+                session.touch(cx);
+            }
+            (Stage::Connected, Type::Send) => session.publish(cx, frame, now),
+            (Stage::Connected, Type::Flow) => session.flow(cx, &frame),
+            (Stage::Connected, Type::Ack) => session.ack(cx, &frame),
+            _ => session.command(cx, kind, frame, now),
+        }
+    }
+
+    /// The socket is gone: the session's producers and consumers leave their topics.
+    pub(super) fn closed(&mut self, cx: &mut Context, conn: ConnId) {
+        let Some(slot) = self.slots.get_mut(conn.slot as usize) else {
+            return;
+        };
+        if slot.generation != conn.generation {
+            return;
+        }
+        let Some(mut session) = slot.session.take() else {
+            return;
+        };
+        self.free.push(conn.slot);
+        self.connected -= 1;
+        session.stage = Stage::Closing;
+        for (id, client) in std::mem::take(&mut session.producers) {
+            if !matches!(client.state, ClientState::Closing) {
+                let client_ref = session.client_ref(&client, id);
+                cx.post(
+                    client.core,
+                    Message::CloseProducer {
+                        client: client_ref,
+                        request_id: None,
+                    },
+                );
+            }
+        }
+        for (id, client) in std::mem::take(&mut session.consumers) {
+            if !matches!(client.state, ClientState::Closing) {
+                let client_ref = session.client_ref(&client, id);
+                cx.post(
+                    client.core,
+                    Message::CloseConsumer {
+                        client: client_ref,
+                        request_id: None,
+                    },
+                );
+            }
+        }
+        // Behind the closes, so that the holder of a name is gone when the answer arrives.
+        for (probe, core, _) in session.probes.drain(..) {
+            cx.post(
+                core,
+                Message::Probed {
+                    probe,
+                    alive: false,
+                },
+            );
+        }
+    }
+
+    /// Output was written: deliveries count as written, and a peer that reads again is served again.
+    pub(super) fn sent(&mut self, cx: &mut Context, conn: ConnId, now: Now) {
+        let Some(session) = self.get(conn.slot, conn.generation) else {
+            return;
+        };
+        session.dirty = false;
+        if session.out.is_empty() {
+            session.out.release_idle();
+        }
+        if session.out.len() <= WRITTEN_BELOW {
+            for (client, core, bytes) in session.unwritten.drain(..) {
+                cx.post(core, Message::Written { client, bytes });
+            }
+        }
+        if session.holds.outbound_full && session.out.len() <= OUTBOUND_LOW {
+            session.holds.outbound_full = false;
+        }
+        Self::settle(session, cx, now);
+    }
+
+    /// Lets a held frame go on and tells the runtime when frames are wanted again.
+    fn settle(session: &mut Session, cx: &mut Context, now: Now) {
+        if session.holds.frame.is_some()
+            && session.stage != Stage::Closing
+            && !session.holds.pending_requests
+            && session.holds.lanes == 0
+            && !session.holds.outbound_full
+            && let Some(frame) = session.holds.frame.take()
+        {
+            Self::handle(session, cx, *frame, now);
+        }
+        let wants = session.wants_frames();
+        if wants && !session.reading {
+            cx.effects.resumed.push(session.conn());
+        }
+        session.reading = wants;
+    }
+
+    /// A message from a topic.
+    pub(super) fn message(&mut self, cx: &mut Context, message: Message, now: Now) {
+        match message {
+            Message::Receipt {
+                client,
+                sequence_id,
+                highest_sequence_id,
+                position,
+            } => {
+                let Some(session) = self.find(client.session) else {
+                    return;
+                };
+                let highest = highest_sequence_id.unwrap_or(u64::MAX);
+                session.out.encode(|buf| {
+                    encode::send_receipt(
+                        buf,
+                        client.id,
+                        sequence_id,
+                        highest,
+                        position.ledger as u64,
+                        position.entry as u64,
+                    );
+                });
+                session.answered(cx);
+                Self::settle(session, cx, now);
+            }
+            Message::Deliver { client, delivery } => {
+                let Some(session) = self.find(client.session) else {
+                    return;
+                };
+                session.deliver(cx, client, delivery);
+            }
+            Message::SendRefused {
+                client,
+                sequence_id,
+                error,
+                message,
+            } => {
+                let Some(session) = self.find(client.session) else {
+                    return;
+                };
+                session
+                    .out
+                    .encode(|buf| encode::send_error(buf, client.id, sequence_id, error, message));
+                session.answered(cx);
+                Self::settle(session, cx, now);
+            }
+            Message::Acked {
+                client,
+                request_id,
+                error,
+            } => {
+                let Some(session) = self.find(client.session) else {
+                    return;
+                };
+                session
+                    .out
+                    .encode(|buf| encode::ack_response(buf, client.id, Some(request_id), error));
+                session.touch(cx);
+            }
+            Message::Disconnect { session } => {
+                let Some(session) = self.find(session) else {
+                    return;
+                };
+                session.protocol_error(cx);
+            }
+            Message::Reply { session, command } => {
+                let Some(session) = self.find(session) else {
+                    return;
+                };
+                session.send(cx, &command);
+            }
+            Message::Hold { session } => {
+                let Some(session) = self.find(session) else {
+                    return;
+                };
+                session.holds.lanes += 1;
+                session.reading = false;
+            }
+            Message::Release { session } => {
+                let Some(session) = self.find(session) else {
+                    return;
+                };
+                session.holds.lanes = session.holds.lanes.saturating_sub(1);
+                Self::settle(session, cx, now);
+            }
+            Message::Probe {
+                session,
+                probe,
+                from,
+            } => self.probe(cx, session, probe, from, now),
+            Message::TopicExists {
+                session,
+                request_id,
+                topic,
+                exists,
+            } => self.topic_exists(cx, session, request_id, &topic, exists),
+            Message::Topics {
+                session,
+                request_id,
+                names,
+            } => {
+                let Some(session) = self.find(session) else {
+                    return;
+                };
+                session.topics(cx, request_id, names);
+            }
+            other => self.client_message(cx, other, now),
+        }
+    }
+
+    fn client_message(&mut self, cx: &mut Context, message: Message, now: Now) {
+        let client = match &message {
+            Message::ProducerOpened { client, .. }
+            | Message::ProducerRefused { client, .. }
+            | Message::ProducerClosed { client, .. }
+            | Message::NoSuchProducer { client }
+            | Message::ConsumerOpened { client, .. }
+            | Message::ConsumerRefused { client, .. }
+            | Message::ConsumerClosed { client, .. } => *client,
+            _ => return,
+        };
+        let Some(session) = self.find(client.session) else {
+            return;
+        };
+        session.client_changed(cx, client, message, now);
+        Self::settle(session, cx, now);
+    }
+
+    fn probe(&mut self, cx: &mut Context, target: SessionRef, probe: u64, from: CoreId, now: Now) {
+        let timeout = u64::from(cx.settings.connection_liveness_check_timeout_millis);
+        let Some(session) = self.find(target) else {
+            return cx.post(
+                from,
+                Message::Probed {
+                    probe,
+                    alive: false,
+                },
+            );
+        };
+        // A session that is held does not read: its silence says nothing.
+        if session.stage != Stage::Connected
+            || session.version < 1
+            || timeout == 0
+            || !session.wants_frames()
+        {
+            return cx.post(from, Message::Probed { probe, alive: true });
+        }
+        let deadline = now.ms + timeout;
+        session.probes.push((probe, from, deadline));
+        session.out.encode(encode::ping);
+        session.touch(cx);
+        self.timers
+            .insert((deadline, target.slot, target.generation));
+    }
+
+    pub(super) fn next_wakeup(&self) -> Option<u64> {
+        self.timers.first().map(|(at, _, _)| *at)
+    }
+
+    /// Keep-alive and probe deadlines.
+    pub(super) fn tick(&mut self, cx: &mut Context, now: Now) {
+        let interval = u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
+        while let Some(&(at, slot, generation)) = self.timers.first() {
+            if at > now.ms {
+                break;
+            }
+            self.timers.pop_first();
+            let Some(session) = self.get(slot, generation) else {
+                continue;
+            };
+            if session
+                .probes
+                .iter()
+                .any(|(_, _, deadline)| *deadline <= now.ms)
+            {
+                session.close(cx);
+            }
+            if session.stage == Stage::Closing || interval == 0 || session.next_keep_alive > now.ms
+            {
+                continue;
+            }
+            session.closed_by_broker.retain(|_, until| *until > now.ms);
+            if session.stage == Stage::Start || (session.pinged && session.wants_frames()) {
+                session.close(cx);
+                continue;
+            }
+            if session.version >= 1 {
+                session.pinged = true;
+                session.out.encode(encode::ping);
+                session.touch(cx);
+            }
+            session.next_keep_alive = now.ms + interval;
+            let next = session.next_keep_alive;
+            self.timers.insert((next, slot, generation));
+        }
+    }
+
+    /// Asks every session to end.
+    pub(super) fn close_all(&mut self, cx: &mut Context) {
+        for session in self
+            .slots
+            .iter_mut()
+            .filter_map(|slot| slot.session.as_deref_mut())
+        {
+            session.close(cx);
+        }
+    }
+}
+
+impl Session {
+    /// One SEND has its answer.
+    fn answered(&mut self, cx: &mut Context) {
+        self.pending_publishes = self.pending_publishes.saturating_sub(1);
+        if self.holds.pending_requests
+            && self.pending_publishes <= cx.settings.max_pending_publish_requests_per_connection / 2
+        {
+            self.holds.pending_requests = false;
+        }
+        self.touch(cx);
+    }
+
+    fn deliver(&mut self, cx: &mut Context, client: ClientRef, delivery: Delivery) {
+        let known = self
+            .consumers
+            .get(&client.id)
+            .is_some_and(|c| c.incarnation == client.incarnation);
+        if !known || self.stage == Stage::Closing {
+            return;
+        }
+        let before = self.out.len();
+        let head = encode::MessageHead {
+            consumer_id: client.id,
+            ledger: delivery.position.ledger as u64,
+            entry: delivery.position.entry as u64,
+            partition: delivery.partition,
+            redelivery_count: delivery.redelivery_count,
+            ack_set: &delivery.ack_set,
+            consumer_epoch: delivery.epoch,
+            permits: delivery.permits,
+        };
+        self.out
+            .encode(|buf| encode::message_head(buf, &head, delivery.data.len()));
+        let cost = delivery.data.len() + crate::engine::topic::ENTRY_COST;
+        self.out.push(delivery.data);
+        cx.counters.messages_out += u64::from(delivery.permits);
+        cx.counters.bytes_out += (self.out.len() - before) as u64;
+        match self
+            .unwritten
+            .iter_mut()
+            .find(|(c, _, _)| c.incarnation == client.incarnation)
+        {
+            Some((_, _, bytes)) => *bytes = bytes.saturating_add(cost as u32),
+            None => {
+                let core = self.consumers.get(&client.id).map_or(cx.core, |c| c.core);
+                self.unwritten.push((client, core, cost as u32));
+            }
+        }
+        self.touch(cx);
+    }
+}

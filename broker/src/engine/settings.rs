@@ -1,0 +1,87 @@
+//! What the engine needs to know of the configuration. `crate::config` documents each setting for people.
+
+/// Which kind of topic a first use creates.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum AutoTopicType {
+    /// A plain topic.
+    NonPartitioned,
+    /// A partitioned topic of [`Settings::default_num_partitions`] partitions.
+    Partitioned,
+}
+
+/// The engine's part of the settings; names are Pulsar's, in Rust's spelling.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Prefix of generated producer names.
+    pub cluster_name: String,
+    /// Largest message, bytes.
+    pub max_message_size: u32,
+    /// Between keep-alive checks, seconds; 0 = off.
+    pub keep_alive_interval_seconds: u32,
+    /// How long the holder of a contested name may take to answer a PING, milliseconds; 0 = the newcomer fails at once.
+    pub connection_liveness_check_timeout_millis: u32,
+    /// Unanswered SENDs of a connection at which its frames wait; they go on at half of it.
+    pub max_pending_publish_requests_per_connection: u32,
+    /// Topics appear on first use.
+    pub allow_auto_topic_creation: bool,
+    /// What appears then.
+    pub allow_auto_topic_creation_type: AutoTopicType,
+    /// Partitions of an automatically created partitioned topic.
+    pub default_num_partitions: u32,
+    /// Subscriptions appear on first use.
+    pub allow_auto_subscription_creation: bool,
+    /// Unacknowledged messages of a Shared consumer at which delivery to it stops; 0 = off.
+    pub max_unacked_messages_per_consumer: u32,
+    /// The same for a whole Shared subscription; 0 = off.
+    pub max_unacked_messages_per_subscription: u32,
+    /// Entries at which a ledger is closed.
+    pub managed_ledger_max_entries_per_ledger: u32,
+    /// Age at which a ledger is closed, milliseconds.
+    pub managed_ledger_max_ledger_rollover_time_ms: u64,
+    /// Size at which a ledger is closed, bytes.
+    pub managed_ledger_max_size_per_ledger: u64,
+    /// Connections of this core; 0 = no limit.
+    pub max_connections: u32,
+    /// Metadata of a consumer (names and values), bytes.
+    pub max_consumer_metadata_size: u32,
+    /// Entries a Shared consumer gets in one turn.
+    pub dispatcher_max_round_robin_batch_size: u32,
+    /// Log bytes between two index checkpoints of a lane.
+    pub checkpoint_interval_bytes: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            cluster_name: "standalone".into(),
+            max_message_size: 5 * 1024 * 1024,
+            keep_alive_interval_seconds: 30,
+            connection_liveness_check_timeout_millis: 5000,
+            max_pending_publish_requests_per_connection: 1000,
+            allow_auto_topic_creation: true,
+            allow_auto_topic_creation_type: AutoTopicType::NonPartitioned,
+            default_num_partitions: 1,
+            allow_auto_subscription_creation: true,
+            max_unacked_messages_per_consumer: 50_000,
+            max_unacked_messages_per_subscription: 200_000,
+            managed_ledger_max_entries_per_ledger: 50_000,
+            managed_ledger_max_ledger_rollover_time_ms: 4 * 3600 * 1000,
+            managed_ledger_max_size_per_ledger: 2 << 30,
+            max_connections: 0,
+            max_consumer_metadata_size: 1024,
+            dispatcher_max_round_robin_batch_size: 20,
+            checkpoint_interval_bytes: 128 << 20,
+        }
+    }
+}
+
+/// Where clients are told to connect.
+#[derive(Clone, Debug, Default)]
+pub struct ServiceAddress {
+    /// Host name or address given to clients; `None` = the address they already use.
+    pub advertised: Option<String>,
+    /// The shared port.
+    pub port: u16,
+    /// A port of each core's own, by core; empty = lookups answer with the shared port.
+    pub core_ports: Vec<u16>,
+}

@@ -1,0 +1,382 @@
+//! The log lanes of a core, and what waits for them to become durable.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use bytes::Bytes;
+use vela_proto::ServerError;
+
+use super::Topics;
+use crate::engine::context::Context;
+use crate::engine::message::{ClientRef, CoreId, Message, SessionRef};
+use crate::store::chunk::Chunk;
+use crate::store::log::{AckedId, CursorId, Lane, Position, Record, TopicId, checkpoint};
+use crate::store::wal::{Segment, WalError};
+
+/// Ids in one Acked record.
+const IDS_PER_RECORD: usize = 4096;
+
+/// What happens once a part of the log is durable. The order of the queue is the order of the log.
+#[derive(Debug)]
+pub(super) enum Pending {
+    /// A SEND gets its receipt.
+    Receipt {
+        client: ClientRef,
+        topic: u32,
+        producer: u32,
+        sequence_id: u64,
+        highest_sequence_id: Option<u64>,
+        position: Position,
+    },
+    /// Any other answer.
+    Post { core: CoreId, message: Box<Message> },
+}
+
+/// A log lane and its queue. The queue is bounded by the lane: what is appended and not durable is.
+pub(super) struct LaneSeat {
+    shard: u32,
+    pub(super) lane: Lane,
+    /// Un-acknowledged bytes at which sessions are held.
+    budget: usize,
+    pending: VecDeque<(u64, Pending)>,
+    /// The chunk of the newest record.
+    last_seq: u64,
+    held: BTreeSet<SessionRef>,
+    failure: Option<WalError>,
+    pub(super) next_topic: TopicId,
+    /// An index checkpoint that waits for its part of the log.
+    checkpoint: Option<(u64, Bytes)>,
+    /// One is being written.
+    checkpointing: bool,
+    last_checkpoint_len: u64,
+    /// Topics that wait for a chunk to be read back.
+    pub(super) readers: BTreeSet<u32>,
+}
+
+impl LaneSeat {
+    pub(super) fn new(shard: u32, lane: Lane, next_topic: TopicId, budget: usize) -> Self {
+        LaneSeat {
+            shard,
+            last_seq: lane.durable_seq(),
+            lane,
+            budget,
+            pending: VecDeque::new(),
+            held: BTreeSet::new(),
+            failure: None,
+            next_topic,
+            checkpoint: None,
+            checkpointing: false,
+            last_checkpoint_len: 0,
+            readers: BTreeSet::new(),
+        }
+    }
+
+    /// Appends a record that nobody waits for by itself.
+    pub(super) fn append(&mut self, record: &Record<'_>) {
+        match self.lane.append(record) {
+            Ok(appended) => self.last_seq = appended.seq,
+            // Names and lists are bounded by the frame they came in, which is what the lane's limit is made for.
+            Err(error) => tracing::error!(shard = self.shard, %error, "a log record was lost"),
+        }
+    }
+
+    /// Appends acknowledged ids, in records that stay small whatever one ACK brings.
+    pub(super) fn append_acks(&mut self, topic: TopicId, cursor: CursorId, ids: &[AckedId<'_>]) {
+        for part in ids.chunks(IDS_PER_RECORD) {
+            self.append(&Record::Acked {
+                topic,
+                cursor,
+                ids: part.into(),
+            });
+        }
+    }
+
+    /// Queues what follows when chunk `seq` is durable.
+    pub(super) fn push(&mut self, seq: u64, pending: Pending) {
+        self.last_seq = seq;
+        self.pending.push_back((seq, pending));
+    }
+
+    /// Counts a session as held by this lane; false if it is already.
+    pub(super) fn hold(&mut self, session: SessionRef) -> bool {
+        self.held.insert(session)
+    }
+
+    /// Why nothing can be stored at the moment.
+    pub(super) fn refusal(&self) -> Option<(ServerError, &'static str)> {
+        match &self.failure {
+            None => None,
+            Some(WalError::Full { .. }) => Some((
+                ServerError::PersistenceError,
+                "the disk of the data directory is full; free space, or delete what is no longer needed",
+            )),
+            Some(_) => Some((
+                ServerError::PersistenceError,
+                "the log cannot be written; the broker's own log names the cause",
+            )),
+        }
+    }
+
+    fn everything_durable(&self) -> bool {
+        self.pending.is_empty() && self.last_seq <= self.lane.durable_seq()
+    }
+}
+
+impl Topics {
+    /// Posts a message once everything appended so far is durable.
+    pub(super) fn after_log(
+        &mut self,
+        cx: &mut Context,
+        lane: usize,
+        core: CoreId,
+        message: Message,
+    ) {
+        match self.lanes.get_mut(lane) {
+            Some(seat) if !seat.everything_durable() && seat.failure.is_none() => {
+                let seq = seat.last_seq;
+                seat.push(
+                    seq,
+                    Pending::Post {
+                        core,
+                        message: Box::new(message),
+                    },
+                );
+            }
+            _ => cx.post(core, message),
+        }
+    }
+
+    fn lane_at(&self, cx: &Context, shard: u32) -> usize {
+        (shard / u32::from(cx.cores.max(1))) as usize
+    }
+
+    /// The log says that chunks up to `upto` are durable.
+    pub(crate) fn durable(&mut self, cx: &mut Context, shard: u32, upto: u64) {
+        let index = self.lane_at(cx, shard);
+        let Some(seat) = self.lanes.get_mut(index) else {
+            return;
+        };
+        seat.lane.durable(upto);
+        if matches!(seat.failure, Some(WalError::Full { .. })) {
+            seat.failure = None;
+        }
+        let durable = seat.lane.durable_seq();
+        while let Some(seat) = self.lanes.get_mut(index)
+            && let Some((seq, _)) = seat.pending.front()
+            && *seq <= durable
+            && let Some((_, pending)) = seat.pending.pop_front()
+        {
+            self.settle(cx, pending);
+        }
+        let Some(seat) = self.lanes.get_mut(index) else {
+            return;
+        };
+        if !seat.held.is_empty() && seat.lane.unacked_bytes() <= seat.budget / 2 {
+            for session in std::mem::take(&mut seat.held) {
+                cx.post(session.core, Message::Release { session });
+            }
+        }
+    }
+
+    fn settle(&mut self, cx: &mut Context, pending: Pending) {
+        match pending {
+            Pending::Receipt {
+                client,
+                topic,
+                producer,
+                sequence_id,
+                highest_sequence_id,
+                position,
+            } => {
+                self.confirm(
+                    cx,
+                    client,
+                    topic,
+                    producer,
+                    sequence_id,
+                    highest_sequence_id,
+                    position,
+                );
+            }
+            Pending::Post { core, message } => cx.post(core, *message),
+        }
+    }
+
+    /// A write failed. A full disk heals by itself; anything else ends the lane, and what waits for it is refused.
+    pub(crate) fn write_failed(&mut self, cx: &mut Context, shard: u32, error: WalError) {
+        let index = self.lane_at(cx, shard);
+        let Some(seat) = self.lanes.get_mut(index) else {
+            return;
+        };
+        let lasting = !matches!(error, WalError::Full { .. });
+        seat.failure = Some(error);
+        if !lasting {
+            return;
+        }
+        let refusal = seat
+            .refusal()
+            .unwrap_or((ServerError::PersistenceError, "the log cannot be written"));
+        for (_, pending) in std::mem::take(&mut seat.pending) {
+            if let Pending::Receipt {
+                client,
+                topic,
+                producer,
+                sequence_id,
+                highest_sequence_id,
+                ..
+            } = pending
+            {
+                let sequence_id = sequence_id.max(highest_sequence_id.unwrap_or(0));
+                cx.post(
+                    client.session.core,
+                    Message::SendRefused {
+                        client,
+                        sequence_id,
+                        error: refusal.0,
+                        message: refusal.1,
+                    },
+                );
+                self.producer_answered(cx, client, topic, producer);
+            }
+        }
+        let Some(seat) = self.lanes.get_mut(index) else {
+            return;
+        };
+        for session in std::mem::take(&mut seat.held) {
+            cx.post(session.core, Message::Release { session });
+        }
+    }
+
+    /// A chunk was read back, or could not be.
+    pub(crate) fn chunk_read(
+        &mut self,
+        cx: &mut Context,
+        shard: u32,
+        seq: u64,
+        chunk: Result<Chunk, WalError>,
+    ) {
+        let index = self.lane_at(cx, shard);
+        let Some(seat) = self.lanes.get_mut(index) else {
+            return;
+        };
+        seat.lane.loaded(seq, chunk);
+        for topic in std::mem::take(&mut seat.readers) {
+            if let Some(topic) = self.topics.get_mut(topic as usize) {
+                topic.mark_dirty(&mut self.dirty);
+            }
+        }
+    }
+
+    /// Seals what the turn appended, hands writes and reads to the runtime, and starts an index checkpoint when one is due.
+    pub(super) fn flush_lanes(&mut self, cx: &mut Context) {
+        for index in 0..self.lanes.len() {
+            let Some(seat) = self.lanes.get_mut(index) else {
+                continue;
+            };
+            let shard = seat.shard;
+            seat.lane.end_tick();
+            while let Some(chunk) = seat.lane.next_write() {
+                cx.effects.writes.push((shard, chunk));
+            }
+            for seq in seat.lane.take_reads() {
+                cx.effects.reads.push((shard, seq));
+            }
+            let due = cx
+                .settings
+                .checkpoint_interval_bytes
+                .max(2 * seat.last_checkpoint_len);
+            if seat.checkpoint.is_none()
+                && !seat.checkpointing
+                && seat.lane.bytes_since_checkpoint() >= due
+            {
+                self.make_checkpoint(index);
+            }
+            self.emit_checkpoint(cx, index);
+        }
+    }
+
+    fn make_checkpoint(&mut self, index: usize) {
+        let Some(seat) = self.lanes.get_mut(index) else {
+            return;
+        };
+        // The index holds what the open chunk holds, so the chunk ends here: the checkpoint covers it whole.
+        let seq = seat.lane.cut();
+        let topics = self
+            .topics
+            .iter()
+            .map(|(_, topic)| topic)
+            .filter(|topic| topic.lane == index)
+            .map(|topic| &topic.state);
+        let mut states: Vec<_> = topics.collect();
+        states.sort_unstable_by_key(|state| state.id);
+        let bytes = checkpoint::encode(seq, seat.next_topic, states);
+        seat.last_checkpoint_len = bytes.len() as u64;
+        seat.checkpoint = Some((seq, Bytes::from(bytes)));
+    }
+
+    fn emit_checkpoint(&mut self, cx: &mut Context, index: usize) {
+        let Some(seat) = self.lanes.get_mut(index) else {
+            return;
+        };
+        if let Some((seq, bytes)) = seat
+            .checkpoint
+            .take_if(|(seq, _)| *seq <= seat.lane.durable_seq())
+        {
+            seat.checkpointing = true;
+            cx.effects.checkpoints.push((seat.shard, seq, bytes));
+        }
+    }
+
+    /// Makes a checkpoint of every lane whose log is quiet: the last act of a clean stop.
+    pub(crate) fn checkpoint_all(&mut self, cx: &mut Context) {
+        for index in 0..self.lanes.len() {
+            if self.lanes.get(index).is_some_and(|seat| {
+                seat.checkpoint.is_none() && !seat.checkpointing && seat.failure.is_none()
+            }) {
+                self.make_checkpoint(index);
+                self.emit_checkpoint(cx, index);
+            }
+        }
+    }
+
+    /// A checkpoint is safe: segments that it covers and that no entry lives in are dropped.
+    pub(crate) fn checkpoint_done(
+        &mut self,
+        cx: &mut Context,
+        shard: u32,
+        seq: u64,
+        segments: &[Segment],
+    ) {
+        let index = self.lane_at(cx, shard);
+        let Some(seat) = self.lanes.get_mut(index) else {
+            return;
+        };
+        seat.checkpointing = false;
+        seat.lane.checkpoint_done(seq);
+        let topics = &self.topics;
+        let lives = |segment: &&Segment| {
+            topics.iter().any(|(_, topic)| {
+                topic.lane == index
+                    && topic
+                        .state
+                        .ledgers
+                        .uses_segment(segment.first_seq, segment.last_seq)
+            })
+        };
+        let dead: Vec<u64> = segments
+            .iter()
+            .filter(|segment| segment.last_seq <= seq && !lives(segment))
+            .map(|segment| segment.id)
+            .collect();
+        if !dead.is_empty() {
+            cx.effects.drop_segments.push((shard, dead));
+        }
+    }
+
+    /// True when everything appended is durable and answered.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.lanes.iter().all(|seat| {
+            seat.failure.is_some()
+                || (seat.lane.is_idle() && seat.pending.is_empty() && !seat.checkpointing)
+        })
+    }
+}

@@ -1,0 +1,546 @@
+//! Topics: the producers, subscriptions and log positions of the names that fall to this core.
+
+mod ack;
+mod dispatch;
+mod lanes;
+mod meter;
+mod operation;
+mod producer;
+mod stats;
+mod subscription;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use slab::Slab;
+use vela_proto::ServerError;
+
+pub(super) use self::dispatch::ENTRY_COST;
+use self::lanes::LaneSeat;
+use self::operation::Operation;
+use self::producer::Producer;
+use self::subscription::Subscription;
+use super::context::Context;
+use super::message::{ClientKey, ClientRef, Message, OpenConsumer, OpenProducer, SessionRef};
+use super::name::TopicName;
+use super::reply;
+use super::time::Now;
+use crate::store::log::{Lane, LaneState, Position, Record, TopicState};
+
+/// Messages that may wait behind an opening that is being decided; a client that sends more loses its connection.
+const MAX_WAITING: usize = 4096;
+
+/// A topic of this core.
+pub(super) struct Topic {
+    pub(super) name: TopicName,
+    pub(super) state: TopicState,
+    /// Index of its lane among the core's.
+    pub(super) lane: usize,
+    slot: u32,
+    /// The last durable entry: consumers see the topic up to here.
+    pub(super) confirmed: Position,
+    producers: Slab<Producer>,
+    subs: Slab<Subscription>,
+    pub(super) sub_names: BTreeMap<String, u32>,
+    /// Questions that need entries which are not in memory.
+    operations: Vec<Operation>,
+    names_made: u64,
+    pub(super) messages_in: u64,
+    dirty: bool,
+}
+
+impl Topic {
+    fn new(name: TopicName, state: TopicState, lane: usize, slot: u32) -> Self {
+        let mut topic = Topic {
+            name,
+            lane,
+            slot,
+            confirmed: state.ledgers.last().unwrap_or(Position::EARLIEST),
+            producers: Slab::new(),
+            subs: Slab::new(),
+            sub_names: BTreeMap::new(),
+            operations: Vec::new(),
+            names_made: 0,
+            messages_in: 0,
+            dirty: false,
+            state,
+        };
+        for (id, cursor) in &topic.state.cursors {
+            let slot = topic.subs.insert(Subscription::new(
+                &cursor.name,
+                Some(*id),
+                cursor.acks.mark_delete(),
+            )) as u32;
+            topic.sub_names.insert(cursor.name.clone(), slot);
+        }
+        topic
+    }
+
+    /// Has the topic looked at before the turn ends.
+    fn mark_dirty(&mut self, dirty: &mut Vec<u32>) {
+        if !self.dirty {
+            self.dirty = true;
+            dirty.push(self.slot);
+        }
+    }
+
+    /// Removes closed ledgers that every cursor has passed.
+    fn trim(&mut self, seat: &mut LaneSeat) {
+        if self.state.ledgers.ledgers().len() < 2 {
+            return;
+        }
+        let readers = self
+            .subs
+            .iter()
+            .filter(|(_, sub)| sub.cursor.is_none())
+            .map(|(_, sub)| sub.own.mark_delete());
+        let slowest = readers.fold(self.state.slowest(), Position::min);
+        if let Some(through_ledger) = self.state.ledgers.trimmable(slowest) {
+            seat.append(&Record::Trimmed {
+                topic: self.state.id,
+                through_ledger,
+            });
+            self.state.trim(through_ledger);
+            for (_, sub) in self.subs.iter_mut().filter(|(_, sub)| sub.cursor.is_none()) {
+                sub.own.trimmed(&self.state.ledgers);
+            }
+        }
+    }
+
+    fn trim_if_loose(&mut self, lanes: &mut [LaneSeat]) {
+        if let Some(seat) = lanes.get_mut(self.lane) {
+            self.trim(seat);
+        }
+    }
+}
+
+/// What a [`ClientRef`] is at this core.
+enum Seat {
+    Producer {
+        topic: u32,
+        producer: u32,
+    },
+    Consumer {
+        topic: u32,
+        sub: u32,
+        consumer: u32,
+    },
+    /// Its opening is being decided; what it sends meanwhile waits in order.
+    Waiting {
+        probe: u64,
+        later: VecDeque<Message>,
+    },
+}
+
+/// What a liveness probe decides about.
+enum ProbeFor {
+    Producer(Box<OpenProducer>, String),
+    Consumer(Box<OpenConsumer>, String),
+}
+
+/// The topics of one core.
+pub(super) struct Topics {
+    lanes: Vec<LaneSeat>,
+    topics: Slab<Topic>,
+    by_name: BTreeMap<Arc<str>, u32>,
+    clients: FxHashMap<ClientKey, Seat>,
+    probes: BTreeMap<u64, (ClientRef, ProbeFor)>,
+    next_probe: u64,
+    /// Topics to look at before the turn ends.
+    dirty: Vec<u32>,
+    /// Non-durable subscriptions that wait for their consumer: deadline, topic, subscription.
+    orphans: BTreeSet<(u64, u32, u32)>,
+}
+
+impl Topics {
+    /// Takes over what recovery found. Lanes are in the order of their shards.
+    pub(super) fn new(lanes: Vec<(u32, Lane, LaneState)>, budget: usize) -> Self {
+        let mut topics = Topics {
+            lanes: Vec::new(),
+            topics: Slab::new(),
+            by_name: BTreeMap::new(),
+            clients: FxHashMap::default(),
+            probes: BTreeMap::new(),
+            next_probe: 0,
+            dirty: Vec::new(),
+            orphans: BTreeSet::new(),
+        };
+        for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
+            topics
+                .lanes
+                .push(LaneSeat::new(shard, lane, state.next_topic, budget));
+            for topic in state.topics.into_values() {
+                match TopicName::parse(&topic.name) {
+                    Ok(name) => {
+                        topics.insert(name, topic, index);
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "a topic of the log has an impossible name and is left alone")
+                    }
+                }
+            }
+        }
+        topics
+    }
+
+    fn insert(&mut self, name: TopicName, state: TopicState, lane: usize) -> u32 {
+        let entry = self.topics.vacant_entry();
+        let slot = entry.key() as u32;
+        self.by_name.insert(name.shared(), slot);
+        entry.insert(Topic::new(name, state, lane, slot));
+        slot
+    }
+
+    pub(super) fn topics(&self) -> usize {
+        self.topics.len()
+    }
+
+    pub(super) fn subscriptions(&self) -> usize {
+        self.topics.iter().map(|(_, topic)| topic.subs.len()).sum()
+    }
+
+    /// Producers and consumers.
+    pub(super) fn clients(&self) -> (usize, usize) {
+        let producers = self
+            .clients
+            .values()
+            .filter(|seat| matches!(seat, Seat::Producer { .. }))
+            .count();
+        let consumers = self
+            .clients
+            .values()
+            .filter(|seat| matches!(seat, Seat::Consumer { .. }))
+            .count();
+        (producers, consumers)
+    }
+
+    fn find_or_create(
+        &mut self,
+        cx: &Context,
+        name: &TopicName,
+        create: bool,
+        now: Now,
+    ) -> Option<u32> {
+        if let Some(slot) = self.by_name.get(name.as_str()) {
+            return Some(*slot);
+        }
+        if !create {
+            return None;
+        }
+        let shard = name.shard(cx.shards);
+        let lane = (shard / u32::from(cx.cores.max(1))) as usize;
+        let seat = self.lanes.get_mut(lane)?;
+        let id = seat.next_topic;
+        seat.next_topic += 1;
+        seat.append(&Record::TopicCreated {
+            topic: id,
+            name: name.as_str(),
+            created_ms: now.wall_ms,
+        });
+        Some(self.insert(
+            name.clone(),
+            TopicState::new(id, name.as_str(), now.wall_ms),
+            lane,
+        ))
+    }
+
+    /// A message from a session, or from another topic's core.
+    pub(super) fn message(&mut self, cx: &mut Context, message: Message, now: Now) {
+        let Some(message) = self.behind_waiting(cx, message) else {
+            return;
+        };
+        match message {
+            Message::Publish {
+                client,
+                sequence_id,
+                highest_sequence_id,
+                num_messages,
+                refused,
+                frame,
+            } => {
+                self.publish(
+                    cx,
+                    client,
+                    sequence_id,
+                    highest_sequence_id,
+                    num_messages,
+                    refused,
+                    frame,
+                    now,
+                );
+            }
+            Message::Flow { client, permits } => self.flow(cx, client, permits),
+            Message::Ack {
+                client,
+                ids,
+                cumulative,
+                request_id,
+            } => self.ack(cx, client, ids, cumulative, request_id, now),
+            Message::Written { client, bytes } => self.written(client, bytes),
+            Message::OpenProducer { client, open } => self.open_producer(cx, client, open, now),
+            Message::CloseProducer { client, request_id } => {
+                self.close_producer(cx, client, request_id)
+            }
+            Message::OpenConsumer { client, open } => self.open_consumer(cx, client, open, now),
+            Message::CloseConsumer { client, request_id } => {
+                self.close_consumer(cx, client, request_id, now)
+            }
+            Message::Redeliver { client, ids, epoch } => {
+                self.redeliver(cx, client, ids, epoch, now)
+            }
+            Message::Unsubscribe {
+                client,
+                request_id,
+                force,
+            } => self.unsubscribe(cx, client, request_id, force, now),
+            Message::Seek {
+                client,
+                request_id,
+                target,
+            } => self.seek(cx, client, request_id, target, now),
+            Message::LastMessageId { client, request_id } => {
+                self.last_message_id(cx, client, request_id)
+            }
+            Message::ConsumerStats { client, request_id } => {
+                self.consumer_stats(cx, client, request_id, now)
+            }
+            Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
+            Message::FindTopic {
+                session,
+                request_id,
+                topic,
+            } => {
+                let exists = self.by_name.contains_key(topic.as_str());
+                cx.post(
+                    session.core,
+                    Message::TopicExists {
+                        session,
+                        request_id,
+                        topic,
+                        exists,
+                    },
+                );
+            }
+            Message::ListTopics {
+                session,
+                request_id,
+                namespace,
+            } => {
+                let prefix = format!("persistent://{namespace}/");
+                let names = self
+                    .by_name
+                    .range::<str, _>((
+                        std::ops::Bound::Included(prefix.as_str()),
+                        std::ops::Bound::Unbounded,
+                    ))
+                    .map(|(name, _)| name);
+                let names = names
+                    .take_while(|name| name.starts_with(&prefix))
+                    .map(|name| name.to_string())
+                    .collect();
+                cx.post(
+                    session.core,
+                    Message::Topics {
+                        session,
+                        request_id,
+                        names,
+                    },
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Queues a message of a client whose opening is being decided. Closing it takes the opening back.
+    fn behind_waiting(&mut self, cx: &mut Context, message: Message) -> Option<Message> {
+        let client = match &message {
+            Message::Publish { client, .. }
+            | Message::Flow { client, .. }
+            | Message::Ack { client, .. }
+            | Message::CloseProducer { client, .. }
+            | Message::CloseConsumer { client, .. }
+            | Message::Redeliver { client, .. }
+            | Message::Unsubscribe { client, .. }
+            | Message::Seek { client, .. }
+            | Message::LastMessageId { client, .. }
+            | Message::ConsumerStats { client, .. } => *client,
+            _ => return Some(message),
+        };
+        let Some(Seat::Waiting { probe, later }) = self.clients.get_mut(&client.key()) else {
+            return Some(message);
+        };
+        if matches!(
+            message,
+            Message::CloseProducer { .. } | Message::CloseConsumer { .. }
+        ) {
+            self.probes.remove(probe);
+            self.clients.remove(&client.key());
+            return Some(message);
+        }
+        if later.len() >= MAX_WAITING {
+            cx.post(
+                client.session.core,
+                Message::Disconnect {
+                    session: client.session,
+                },
+            );
+        } else {
+            later.push_back(message);
+        }
+        None
+    }
+
+    /// Makes a client wait; what waits already stays.
+    fn wait(&mut self, client: ClientRef, probe: u64) {
+        let later = match self.clients.remove(&client.key()) {
+            Some(Seat::Waiting { later, .. }) => later,
+            _ => VecDeque::new(),
+        };
+        self.clients
+            .insert(client.key(), Seat::Waiting { probe, later });
+    }
+
+    /// Asks whether the holder of a name or of an exclusive subscription is alive; the newcomer waits for the answer.
+    fn probe(&mut self, cx: &mut Context, client: ClientRef, holder: SessionRef, what: ProbeFor) {
+        self.next_probe += 1;
+        let probe = self.next_probe;
+        self.wait(client, probe);
+        self.probes.insert(probe, (client, what));
+        cx.post(
+            holder.core,
+            Message::Probe {
+                session: holder,
+                probe,
+                from: cx.core,
+            },
+        );
+    }
+
+    fn probed(&mut self, cx: &mut Context, probe: u64, alive: bool, now: Now) {
+        let Some((client, what)) = self.probes.remove(&probe) else {
+            return;
+        };
+        match what {
+            ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
+            ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
+            ProbeFor::Producer(open, message) => {
+                self.drop_seat(cx, client);
+                let refused = Message::ProducerRefused {
+                    client,
+                    request_id: open.request_id,
+                    error: ServerError::ProducerBusy,
+                    message,
+                };
+                cx.post(client.session.core, refused);
+            }
+            ProbeFor::Consumer(open, message) => {
+                self.drop_seat(cx, client);
+                let refused = Message::ConsumerRefused {
+                    client,
+                    request_id: open.request_id,
+                    error: ServerError::ConsumerBusy,
+                    message,
+                };
+                cx.post(client.session.core, refused);
+            }
+        }
+    }
+
+    /// Forgets a client that was refused. SENDs that followed its PRODUCER meet nobody, as the protocol has it.
+    fn drop_seat(&mut self, cx: &mut Context, client: ClientRef) {
+        if let Some(Seat::Waiting { later, .. }) = self.clients.remove(&client.key())
+            && later
+                .iter()
+                .any(|message| matches!(message, Message::Publish { .. }))
+        {
+            cx.post(client.session.core, Message::NoSuchProducer { client });
+        }
+    }
+
+    /// Lets the messages go on that waited for an opening.
+    fn replay_waiting(&mut self, cx: &mut Context, seat: Option<Seat>, now: Now) {
+        if let Some(Seat::Waiting { later, .. }) = seat {
+            for message in later {
+                self.message(cx, message, now);
+            }
+        }
+    }
+
+    fn reply_error(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        request_id: u64,
+        error: ServerError,
+        text: impl Into<String>,
+    ) {
+        let command = Box::new(reply::error(request_id, error, text));
+        cx.post(
+            client.session.core,
+            Message::Reply {
+                session: client.session,
+                command,
+            },
+        );
+    }
+
+    fn no_consumer(&mut self, cx: &mut Context, client: ClientRef, request_id: u64) {
+        self.reply_error(
+            cx,
+            client,
+            request_id,
+            ServerError::MetadataError,
+            "The consumer is gone",
+        );
+    }
+
+    /// Looks at every topic that something happened to. False when there is nothing left to look at.
+    pub(super) fn dispatch_dirty(&mut self, cx: &mut Context, now: Now) -> bool {
+        if self.dirty.is_empty() {
+            return false;
+        }
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for slot in dirty.drain(..) {
+            if let Some(topic) = self.topics.get_mut(slot as usize) {
+                topic.dirty = false;
+                self.poll_operations(cx, slot, now);
+                self.dispatch(cx, slot, now);
+            }
+        }
+        // Keeps the allocation; a topic that was marked meanwhile is looked at in the next round.
+        dirty.append(&mut self.dirty);
+        self.dirty = dirty;
+        !self.dirty.is_empty()
+    }
+
+    pub(super) fn end_of_turn(&mut self, cx: &mut Context) {
+        self.flush_lanes(cx);
+    }
+
+    pub(super) fn next_wakeup(&self) -> Option<u64> {
+        self.orphans.first().map(|(at, _, _)| *at)
+    }
+
+    /// Ends non-durable subscriptions whose consumer did not come back.
+    pub(super) fn tick(&mut self, now: Now) {
+        while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
+            if at > now.ms {
+                break;
+            }
+            self.orphans.pop_first();
+            let Some(topic) = self.topics.get_mut(slot as usize) else {
+                continue;
+            };
+            let over = topic
+                .subs
+                .get(sub_slot as usize)
+                .is_some_and(|sub| sub.orphaned_until.is_some_and(|until| until <= now.ms));
+            if over {
+                let sub = topic.subs.remove(sub_slot as usize);
+                topic.sub_names.remove(&sub.name);
+                topic.trim_if_loose(&mut self.lanes);
+            }
+        }
+    }
+}

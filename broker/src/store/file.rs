@@ -1,0 +1,856 @@
+//! The embedded log of one lane: segment files written with direct IO by helper threads, group-committed.
+//!
+//! `DATA/lane-N/` holds `00000001.seg` (chunks), `*.spare` (zeroed or recycled files waiting to become segments),
+//! `*.checkpoint` and `manifest` (ends of earlier epochs, dropped segments). Two writes may be in flight; what is
+//! acknowledged is always a contiguous prefix.
+//!
+//! A segment is a 4096-byte header, then chunks back to back. Files are never cleared when used again: a chunk belongs to
+//! a segment only if it has the segment's epoch and a number from the segment's first on, and numbers of an epoch are
+//! never given twice.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+mod helpers;
+mod manifest;
+mod recover;
+mod segment;
+#[cfg(test)]
+mod tests;
+
+use self::helpers::{Chore, Done, Housekeeper, ReadJob, Shared, WriteJob};
+use self::manifest::{Hole, Seal};
+use self::segment::{SEGMENT_HEADER_LEN, SegmentFile};
+use super::chunk::{BufferPool, CHUNK_LEN_MAX, Chunk, ChunkBuilder, PAGE, padded};
+use super::wal::{Checkpoint, Recovery, Segment, Space, Wake, Wal, WalError, WalEvent};
+
+const WRITERS: usize = 2;
+/// How long closing waits for writes and for threads.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// Segments whose chunk offsets are kept from writing; of older ones the reader finds them again.
+const TABLES_MAX: usize = 4;
+
+/// When a chunk counts as durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SyncMode {
+    /// When it is on the device (O_DSYNC). Survives loss of power.
+    Always,
+    /// When it is written; synced every so often. Survives `kill -9`; loss of power may take the last interval.
+    Interval(Duration),
+    /// When it is written. Survives `kill -9`, not loss of power.
+    Never,
+}
+
+/// Something a helper is about to do, for [`Faults`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Write chunk `seq`.
+    Write {
+        /// Number of the chunk.
+        seq: u64,
+    },
+    /// Read chunk `seq`.
+    Read {
+        /// Number of the chunk.
+        seq: u64,
+    },
+    /// Make a new segment file.
+    NewSegment,
+    /// Write a checkpoint.
+    Checkpoint,
+}
+
+/// Makes operations fail, for tests of what happens then.
+pub trait Faults: Send + Sync {
+    /// An error is taken for the operation's own.
+    fn before(&self, operation: Operation) -> io::Result<()>;
+}
+
+/// Settings of a [`FileWal`].
+#[derive(Clone)]
+pub struct FileOptions {
+    /// Size of a segment file in bytes; rounded up to whole pages, at least 8192.
+    pub segment_bytes: usize,
+    /// Budget of chunks that are submitted and not acknowledged, in bytes.
+    pub unacked_bytes_max: usize,
+    /// Reads that may wait.
+    pub reads_max: usize,
+    /// Dropped segment files kept to be used again; more are removed.
+    pub spares_max: usize,
+    /// When a chunk counts as durable.
+    pub sync: SyncMode,
+    /// Called when there is something to poll.
+    pub wake: Option<Wake>,
+    /// Failures to inject, for tests.
+    pub faults: Option<Arc<dyn Faults>>,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self {
+            segment_bytes: 64 << 20,
+            unacked_bytes_max: 32 << 20,
+            reads_max: 256,
+            spares_max: 2,
+            sync: SyncMode::Always,
+            wake: None,
+            faults: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for FileOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FileOptions")
+            .field("segment_bytes", &self.segment_bytes)
+            .field("unacked_bytes_max", &self.unacked_bytes_max)
+            .field("sync", &self.sync)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A segment as the front knows it.
+#[derive(Debug)]
+struct Known {
+    segment: Segment,
+    epoch: u64,
+    /// Page numbers of its chunks; empty when they have to be found by reading.
+    pages: Vec<u32>,
+}
+
+/// The segment that takes chunks now.
+struct Active {
+    file: Arc<SegmentFile>,
+    next: u64,
+}
+
+/// A chunk on its way. The memory is held until it is acknowledged, so that it can be written again.
+struct Unacked {
+    chunk: Chunk,
+    /// Where it was sent to, once it was.
+    job: Option<WriteJob>,
+    written: bool,
+}
+
+/// The log of one lane in files.
+pub struct FileWal {
+    lane: u32,
+    epoch: u64,
+    options: FileOptions,
+    segment_len: u64,
+    shared: Arc<Shared>,
+    writers: Option<Sender<WriteJob>>,
+    reader: Option<Sender<ReadJob>>,
+    housekeeper: Option<Sender<Chore>>,
+    syncer: Option<Sender<()>>,
+    done: Receiver<Done>,
+    threads: Vec<JoinHandle<()>>,
+
+    next_seq: u64,
+    acked: u64,
+    reported: u64,
+    unacked: BTreeMap<u64, Unacked>,
+    unacked_bytes: usize,
+    /// Not sent to the writers yet.
+    queue: VecDeque<u64>,
+    /// To be written again once there is room.
+    refused: BTreeSet<u64>,
+    segments: Vec<Known>,
+    active: Option<Active>,
+    next_id: u64,
+    opening: bool,
+    reads: usize,
+    checkpointing: bool,
+    space: Space,
+    sealing: bool,
+    sealed: bool,
+    seal_sent: bool,
+    failed: Option<WalError>,
+    closed: bool,
+    events: Vec<WalEvent>,
+}
+
+impl std::fmt::Debug for FileWal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FileWal")
+            .field("lane", &self.lane)
+            .field("epoch", &self.epoch)
+            .field("next_seq", &self.next_seq)
+            .field("acked", &self.acked)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The directory of a lane.
+pub fn lane_dir(data: &Path, lane: u32) -> PathBuf {
+    data.join(format!("lane-{lane}"))
+}
+
+impl FileWal {
+    /// Opens lane `lane` of the data directory in `epoch`, which must be above all earlier ones (`Fenced` otherwise).
+    ///
+    /// A torn tail is cut for good and reported in the answer. Damage found at the end of the lane is `Corrupt` here;
+    /// damage further back shows when [`Recovery::chunks`] comes to it. Blocks on disk.
+    pub fn open(
+        data: &Path,
+        lane: u32,
+        epoch: u64,
+        options: FileOptions,
+    ) -> Result<(Self, Recovery), WalError> {
+        let dir = lane_dir(data, lane);
+        let segment_len = padded(options.segment_bytes).max(2 * PAGE) as u64;
+        let opened = recover::open(&dir, lane, epoch, segment_len, options.spares_max)?;
+        let partial = opened
+            .manifest
+            .seals
+            .last()
+            .is_some_and(|s| s.cut.is_some());
+        let upto = opened.last_seq;
+        let (checkpoint, next_checkpoint) =
+            manifest::load_checkpoint(&dir, lane, |c| c < upto || (c == upto && !partial))
+                .map_err(|e| helpers::wal_error("reading checkpoints in", &dir, &e))?;
+        if let Some(torn) = &opened.torn {
+            tracing::warn!(
+                file = %torn.file.display(), offset = torn.offset, bytes = torn.bytes, chunk = torn.seq, found = %torn.what,
+                "cut a torn end off the log; nothing behind it was acknowledged"
+            );
+        }
+        let seals = opened.manifest.seals.clone();
+        let source = recover::FileSource::new(&dir, lane, opened.live.clone(), seals.clone());
+        let recovery = Recovery {
+            first_seq: opened.manifest.start_seq,
+            last_seq: upto,
+            checkpoint,
+            torn: opened.torn,
+            source: Box::new(source),
+        };
+        let (done_tx, done) = unbounded();
+        let shared = Arc::new(Shared {
+            dir,
+            lane,
+            epoch,
+            sync: options.sync,
+            segment_len,
+            spares_max: options.spares_max,
+            faults: options.faults.clone(),
+            done: done_tx,
+            wake: options.wake.clone(),
+            stop: AtomicBool::new(false),
+            acked: AtomicU64::new(upto),
+            synced: AtomicU64::new(upto),
+            dirty: Mutex::default(),
+            syncing: Mutex::default(),
+        });
+        let known = |s: recover::LiveSegment| Known {
+            segment: Segment {
+                id: s.id,
+                first_seq: s.first_seq,
+                last_seq: s.last_seq,
+                bytes: s.len.saturating_sub(SEGMENT_HEADER_LEN as u64),
+                open: false,
+            },
+            epoch: s.epoch,
+            pages: Vec::new(),
+        };
+        let mut wal = Self {
+            lane,
+            epoch,
+            options,
+            segment_len,
+            shared,
+            writers: None,
+            reader: None,
+            housekeeper: None,
+            syncer: None,
+            done,
+            threads: Vec::new(),
+            next_seq: upto + 1,
+            acked: upto,
+            reported: upto,
+            unacked: BTreeMap::new(),
+            unacked_bytes: 0,
+            queue: VecDeque::new(),
+            refused: BTreeSet::new(),
+            segments: opened.live.into_iter().map(known).collect(),
+            active: None,
+            next_id: opened.next_id,
+            opening: false,
+            reads: 0,
+            checkpointing: false,
+            space: Space::Ok,
+            sealing: false,
+            sealed: false,
+            seal_sent: false,
+            failed: None,
+            closed: false,
+            events: Vec::new(),
+        };
+        wal.start(opened.manifest, opened.spares, next_checkpoint, seals)?;
+        Ok((wal, recovery))
+    }
+
+    /// Starts the helpers. Their queues are unbounded channels, bounded by what the front lets in.
+    fn start(
+        &mut self,
+        manifest: manifest::Manifest,
+        spares: Vec<PathBuf>,
+        next_checkpoint: u64,
+        seals: Vec<Seal>,
+    ) -> Result<(), WalError> {
+        let (jobs, receiver) = unbounded();
+        self.writers = Some(jobs);
+        for _ in 0..WRITERS {
+            let receiver: Receiver<WriteJob> = receiver.clone();
+            self.threads
+                .push(helpers::spawn(&self.shared, "wal-write", move |s| {
+                    helpers::writer(s, &receiver)
+                })?);
+        }
+        let (jobs, receiver) = unbounded();
+        self.reader = Some(jobs);
+        self.threads
+            .push(helpers::spawn(&self.shared, "wal-read", move |s| {
+                helpers::reader(s, &seals, &receiver)
+            })?);
+        let (chores, receiver) = unbounded();
+        self.housekeeper = Some(chores);
+        let keep =
+            move |s: &Shared| Housekeeper::new(s, manifest, spares, next_checkpoint).run(&receiver);
+        self.threads
+            .push(helpers::spawn(&self.shared, "wal-keep", keep)?);
+        if let SyncMode::Interval(interval) = self.options.sync {
+            let (front, receiver) = unbounded();
+            self.syncer = Some(front);
+            self.threads
+                .push(helpers::spawn(&self.shared, "wal-sync", move |s| {
+                    helpers::syncer(s, interval, &receiver)
+                })?);
+        }
+        Ok(())
+    }
+
+    fn usable(&self) -> Result<(), WalError> {
+        match &self.failed {
+            _ if self.closed => Err(WalError::Closed),
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn chore(&self, chore: Chore) {
+        if let Some(housekeeper) = &self.housekeeper {
+            // It ends only after this sender is gone.
+            let _ = housekeeper.send(chore);
+        }
+    }
+
+    /// Sends queued chunks to the writers, as far as the segment at hand takes them.
+    fn pump(&mut self) {
+        while self.failed.is_none() && self.refused.is_empty() && !self.opening {
+            let Some(&seq) = self.queue.front() else {
+                return;
+            };
+            let Some(unacked) = self.unacked.get_mut(&seq) else {
+                return;
+            };
+            let len = unacked.chunk.bytes().len() as u64;
+            let Some(active) = self
+                .active
+                .as_mut()
+                .filter(|a| a.next + len <= self.segment_len)
+            else {
+                self.roll(seq);
+                return;
+            };
+            let bytes = unacked.chunk.bytes().clone();
+            let job = WriteJob {
+                seq,
+                file: active.file.clone(),
+                offset: active.next,
+                bytes,
+            };
+            if let Some(known) = self.segments.last_mut() {
+                known.pages.push((active.next / PAGE as u64) as u32);
+                known.segment.last_seq = seq;
+                known.segment.bytes += len;
+            }
+            active.next += len;
+            unacked.job = Some(job.clone());
+            self.queue.pop_front();
+            self.send(job);
+        }
+    }
+
+    fn send(&self, job: WriteJob) {
+        if let Some(writers) = &self.writers {
+            // They end only after this sender is gone.
+            let _ = writers.send(job);
+        }
+    }
+
+    /// Closes the segment at hand and asks for the next, whose first chunk is `seq`.
+    fn roll(&mut self, seq: u64) {
+        self.active = None;
+        if let Some(known) = self.segments.last_mut() {
+            known.segment.open = false;
+        }
+        let old = self.segments.len().saturating_sub(TABLES_MAX);
+        for known in self.segments.iter_mut().take(old) {
+            known.pages = Vec::new();
+        }
+        if self.options.sync == SyncMode::Never {
+            self.chore(Chore::Sync);
+        }
+        self.opening = true;
+        self.chore(Chore::Open {
+            id: self.next_id,
+            first_seq: seq,
+        });
+    }
+
+    fn fail(&mut self, error: WalError) {
+        if self.failed.is_none() {
+            tracing::error!(lane = self.lane, error = %error, "the log stops");
+            self.failed = Some(error.clone());
+            self.queue.clear();
+            self.events.push(WalEvent::Failed { error });
+        }
+    }
+
+    /// Nothing can be written until there is room.
+    fn stall(&mut self, error: WalError) {
+        if self.space != Space::Full {
+            self.set_space(Space::Full);
+            self.events.push(WalEvent::Failed { error });
+        }
+    }
+
+    fn set_space(&mut self, space: Space) {
+        if self.space != space {
+            self.space = space;
+            self.events.push(WalEvent::Space(space));
+        }
+    }
+
+    fn on_done(&mut self, done: Done) {
+        match done {
+            Done::Written {
+                seq,
+                result: Ok(()),
+            } => self.on_written(seq),
+            Done::Written {
+                seq,
+                result: Err(error @ WalError::Full(_)),
+            } => {
+                if self.refused.is_empty() {
+                    self.chore(Chore::RetryLater);
+                }
+                self.refused.insert(seq);
+                self.stall(error);
+            }
+            Done::Written {
+                result: Err(error), ..
+            }
+            | Done::SyncFailed { error } => self.fail(error),
+            Done::Opened { id, file } => {
+                self.opening = false;
+                self.next_id = id + 1;
+                self.active = Some(Active {
+                    file,
+                    next: SEGMENT_HEADER_LEN as u64,
+                });
+                let first_seq = self.queue.front().copied().unwrap_or(self.next_seq);
+                let segment = Segment {
+                    id,
+                    first_seq,
+                    last_seq: first_seq - 1,
+                    bytes: 0,
+                    open: true,
+                };
+                self.segments.push(Known {
+                    segment,
+                    epoch: self.epoch,
+                    pages: Vec::new(),
+                });
+                if self.refused.is_empty() {
+                    self.set_space(Space::Ok);
+                }
+            }
+            Done::OpenFailed {
+                error: error @ WalError::Full(_),
+            } => self.stall(error),
+            Done::OpenFailed { error } => self.fail(error),
+            Done::Space(space) if self.space != Space::Full || self.can_write() => {
+                self.set_space(space)
+            }
+            Done::Space(_) => {}
+            Done::Retry => self.write_refused(),
+            Done::Read {
+                token,
+                seq,
+                segment,
+                result,
+            } => {
+                self.reads = self.reads.saturating_sub(1);
+                // A segment that is dropped while a read waits leaves anything in its place.
+                let gone = !self.segments.iter().any(|k| k.segment.id == segment);
+                let result = if gone { Err(WalError::Trimmed) } else { result };
+                self.events.push(WalEvent::Read { token, seq, result });
+            }
+            Done::Checkpoint { token, result } => {
+                self.checkpointing = false;
+                self.events.push(WalEvent::Checkpoint { token, result });
+            }
+            Done::Sealed { result: Ok(()) } => {
+                self.sealed = true;
+                self.events.push(WalEvent::Sealed {
+                    last_seq: self.acked,
+                });
+            }
+            Done::Sealed { result: Err(error) } => self.fail(error),
+        }
+        self.pump();
+        if self.sealing
+            && !self.seal_sent
+            && self.failed.is_none()
+            && self.acked + 1 == self.next_seq
+        {
+            self.send_seal();
+        }
+    }
+
+    fn can_write(&self) -> bool {
+        self.refused.is_empty() && !self.opening
+    }
+
+    fn send_seal(&mut self) {
+        self.seal_sent = true;
+        self.chore(Chore::Seal(Seal {
+            epoch: self.epoch,
+            last_seq: self.acked,
+            cut: None,
+        }));
+    }
+
+    fn on_written(&mut self, seq: u64) {
+        if self.failed.is_some() {
+            return;
+        }
+        if let Some(unacked) = self.unacked.get_mut(&seq) {
+            unacked.written = true;
+        }
+        while self
+            .unacked
+            .first_key_value()
+            .is_some_and(|(_, u)| u.written)
+        {
+            if let Some((seq, unacked)) = self.unacked.pop_first() {
+                self.acked = seq;
+                self.unacked_bytes -= unacked.chunk.bytes().len();
+            }
+        }
+        self.shared.acked.store(self.acked, Ordering::Release);
+    }
+
+    fn write_refused(&mut self) {
+        if self.failed.is_some() || self.refused.is_empty() {
+            return;
+        }
+        for seq in std::mem::take(&mut self.refused) {
+            if let Some(job) = self.unacked.get(&seq).and_then(|u| u.job.clone()) {
+                self.send(job);
+            }
+        }
+        // Unless they fail again: then this was too early, and the event is repeated.
+        self.set_space(Space::Ok);
+    }
+
+    fn report_acked(&mut self) {
+        if self.acked > self.reported {
+            self.reported = self.acked;
+            self.events.push(WalEvent::Durable { upto: self.acked });
+        }
+    }
+
+    fn take_in(&mut self) {
+        while let Ok(done) = self.done.try_recv() {
+            self.on_done(done);
+        }
+        self.report_acked();
+    }
+
+    /// Waits until `ready`, a failure or the deadline.
+    fn wait(&mut self, deadline: Instant, ready: impl Fn(&Self) -> bool) {
+        self.take_in();
+        while !ready(self) && self.failed.is_none() {
+            match self.done.recv_deadline(deadline) {
+                Ok(done) => self.on_done(done),
+                Err(_) => break,
+            }
+        }
+        self.report_acked();
+    }
+
+    /// Ends the helpers; one that hangs on the disk is left behind.
+    fn stop(&mut self, deadline: Instant) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.writers = None;
+        self.reader = None;
+        self.housekeeper = None;
+        self.syncer = None;
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() && thread.join().is_err() {
+                tracing::error!(lane = self.lane, "a helper thread of the log panicked");
+            }
+        }
+        self.take_in();
+    }
+
+    fn find(&self, seq: u64) -> Option<&Known> {
+        let after = self
+            .segments
+            .partition_point(|k| k.segment.first_seq <= seq);
+        self.segments
+            .get(after.checked_sub(1)?)
+            .filter(|k| seq <= k.segment.last_seq)
+    }
+}
+
+impl Wal for FileWal {
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn lane(&self) -> u32 {
+        self.lane
+    }
+
+    fn next_seq(&self) -> u64 {
+        self.next_seq
+    }
+
+    fn acked(&self) -> u64 {
+        self.acked
+    }
+
+    fn durable(&self) -> u64 {
+        match self.options.sync {
+            SyncMode::Always => self.acked,
+            _ => self.shared.synced.load(Ordering::Acquire).min(self.acked),
+        }
+    }
+
+    fn room(&self) -> usize {
+        self.options
+            .unacked_bytes_max
+            .saturating_sub(self.unacked_bytes)
+    }
+
+    fn chunk_len_max(&self) -> usize {
+        let segment = self.segment_len as usize - SEGMENT_HEADER_LEN;
+        segment
+            .min(self.options.unacked_bytes_max)
+            .min(CHUNK_LEN_MAX)
+    }
+
+    fn submit(&mut self, chunk: Chunk) -> Result<(), WalError> {
+        self.usable()?;
+        let (header, len) = (*chunk.header(), chunk.bytes().len());
+        if self.sealing || header.epoch != self.epoch || header.lane != self.lane {
+            return Err(WalError::Fenced);
+        }
+        match header.seq.cmp(&self.next_seq) {
+            std::cmp::Ordering::Less => return Err(WalError::Exists),
+            std::cmp::Ordering::Greater => return Err(WalError::Absent),
+            std::cmp::Ordering::Equal => {}
+        }
+        let max = self.chunk_len_max();
+        if len > max {
+            return Err(WalError::TooLarge { bytes: len, max });
+        }
+        if len > self.room() {
+            return Err(WalError::Backpressure);
+        }
+        self.next_seq += 1;
+        self.unacked_bytes += len;
+        self.unacked.insert(
+            header.seq,
+            Unacked {
+                chunk,
+                job: None,
+                written: false,
+            },
+        );
+        self.queue.push_back(header.seq);
+        self.pump();
+        Ok(())
+    }
+
+    fn poll(&mut self, events: &mut Vec<WalEvent>) {
+        self.take_in();
+        events.append(&mut self.events);
+    }
+
+    fn read(&mut self, token: u64, seq: u64) -> Result<(), WalError> {
+        if self.closed {
+            return Err(WalError::Closed);
+        }
+        if seq > self.acked {
+            return Err(WalError::Absent);
+        }
+        let known = self.find(seq).ok_or(WalError::Trimmed)?;
+        if self.reads >= self.options.reads_max {
+            return Err(WalError::Backpressure);
+        }
+        let Segment { id, first_seq, .. } = known.segment;
+        let page = known.pages.get((seq - first_seq) as usize);
+        let offset = page.map(|p| u64::from(*p) * PAGE as u64);
+        let job = ReadJob::Chunk {
+            token,
+            seq,
+            segment: id,
+            epoch: known.epoch,
+            first_seq,
+            offset,
+        };
+        let reader = self.reader.as_ref().ok_or(WalError::Closed)?;
+        reader.send(job).map_err(|_| WalError::Closed)?;
+        self.reads += 1;
+        Ok(())
+    }
+
+    fn retry(&mut self) {
+        self.write_refused();
+        self.chore(Chore::Retry);
+    }
+
+    fn space(&self) -> Space {
+        self.space
+    }
+
+    fn seal(&mut self) {
+        self.sealing = true;
+        if !self.seal_sent && self.failed.is_none() && self.acked + 1 == self.next_seq {
+            self.send_seal();
+        }
+    }
+
+    fn delete(&mut self, below_seq: u64) {
+        let old = self
+            .segments
+            .iter()
+            .map(|k| &k.segment)
+            .filter(|s| !s.open && s.last_seq < below_seq);
+        for id in old.map(|s| s.id).collect::<Vec<_>>() {
+            // One with chunks that are not durable yet is dropped by a later call.
+            let _ = self.drop_segment(id);
+        }
+    }
+
+    fn segments(&self) -> Vec<Segment> {
+        self.segments.iter().map(|k| k.segment.clone()).collect()
+    }
+
+    fn drop_segment(&mut self, id: u64) -> Result<(), WalError> {
+        if self.closed {
+            return Err(WalError::Closed);
+        }
+        let at = self
+            .segments
+            .iter()
+            .position(|k| k.segment.id == id)
+            .ok_or(WalError::Absent)?;
+        let dropped = self
+            .segments
+            .get(at)
+            .map(|k| &k.segment)
+            .ok_or(WalError::Absent)?;
+        if dropped.open || dropped.last_seq > self.durable() {
+            return Err(WalError::Backpressure);
+        }
+        let Known { segment, .. } = self.segments.remove(at);
+        if let Some(reader) = &self.reader {
+            // It ends only after this sender is gone.
+            let _ = reader.send(ReadJob::Forget { segment: id });
+        }
+        let (first_seq, last_seq) = (segment.first_seq, segment.last_seq);
+        self.chore(Chore::Drop(Hole {
+            first_id: id,
+            last_id: id,
+            first_seq,
+            last_seq,
+        }));
+        Ok(())
+    }
+
+    fn put_checkpoint(&mut self, token: u64, upto: u64, data: Bytes) -> Result<(), WalError> {
+        self.usable()?;
+        if upto > self.acked {
+            return Err(WalError::Absent);
+        }
+        if self.checkpointing {
+            return Err(WalError::Backpressure);
+        }
+        self.checkpointing = true;
+        self.chore(Chore::Checkpoint {
+            token,
+            checkpoint: Checkpoint { upto, data },
+        });
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<(), WalError> {
+        if self.closed {
+            return Ok(());
+        }
+        let deadline = Instant::now() + CLOSE_WAIT;
+        self.wait(deadline, |w| w.unacked.is_empty());
+        if self.failed.is_none() && self.unacked.is_empty() && !self.sealing {
+            let pool = BufferPool::new(self.epoch, 0);
+            let last = ChunkBuilder::new(&pool, PAGE).seal(
+                self.epoch,
+                self.lane,
+                self.next_seq,
+                self.durable(),
+            );
+            self.submit(last)?;
+            self.wait(deadline, |w| w.unacked.is_empty());
+        }
+        if self.unacked.is_empty() {
+            self.seal();
+            self.wait(deadline, |w| w.sealed);
+        }
+        self.closed = true;
+        self.stop(deadline);
+        match &self.failed {
+            Some(error) => Err(error.clone()),
+            None if self.sealed => Ok(()),
+            None => Err(WalError::Unavailable(
+                "not everything could be written before the end".into(),
+            )),
+        }
+    }
+}
+
+impl Drop for FileWal {
+    /// Writes what was submitted (for at most about a second) but does not seal: the next opening looks for the end.
+    fn drop(&mut self) {
+        if !self.closed {
+            let deadline = Instant::now() + CLOSE_WAIT;
+            self.wait(deadline, |w| w.unacked.is_empty());
+            self.closed = true;
+            self.stop(deadline);
+        }
+    }
+}

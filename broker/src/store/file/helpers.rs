@@ -1,0 +1,563 @@
+//! The threads of a lane that touch its files: two writers, a reader, a housekeeper and, for `--sync interval`, a syncer.
+//! None of them decides anything: the front ([`super::FileWal`]) does, on its executor.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+
+use super::super::chunk::{Chunk, PAGE};
+use super::super::wal::{Checkpoint, Space, Wake, WalError};
+use super::manifest::{Hole, Manifest, Seal, store_checkpoint};
+use super::recover::{cut_of, spare_path};
+use super::segment::{
+    Expected, SEGMENT_HEADER_LEN, SegmentFile, SegmentHeader, put_in_service, read_chunk,
+    read_header, segment_path, zeroed,
+};
+use super::{Faults, Operation, SyncMode};
+
+/// How often a full disk is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// Segments whose chunk offsets a reader remembers (64 KiB each at most, for 64 MiB segments).
+const TABLES_MAX: usize = 32;
+
+/// What helpers report. Bounded by what they were asked: chunks by the byte budget, reads by their limit, one open, one
+/// checkpoint, one seal.
+#[derive(Debug)]
+pub(super) enum Done {
+    Written {
+        seq: u64,
+        result: Result<(), WalError>,
+    },
+    Read {
+        token: u64,
+        seq: u64,
+        segment: u64,
+        result: Result<Chunk, WalError>,
+    },
+    Opened {
+        id: u64,
+        file: Arc<SegmentFile>,
+    },
+    OpenFailed {
+        error: WalError,
+    },
+    Space(Space),
+    Retry,
+    Checkpoint {
+        token: u64,
+        result: Result<(), WalError>,
+    },
+    Sealed {
+        result: Result<(), WalError>,
+    },
+    SyncFailed {
+        error: WalError,
+    },
+}
+
+/// One chunk to write.
+#[derive(Debug, Clone)]
+pub(super) struct WriteJob {
+    pub(super) seq: u64,
+    pub(super) file: Arc<SegmentFile>,
+    pub(super) offset: u64,
+    pub(super) bytes: Bytes,
+}
+
+/// One chunk to read.
+#[derive(Debug)]
+pub(super) enum ReadJob {
+    Chunk {
+        token: u64,
+        seq: u64,
+        segment: u64,
+        epoch: u64,
+        first_seq: u64,
+        offset: Option<u64>,
+    },
+    Forget {
+        segment: u64,
+    },
+}
+
+/// Work of the housekeeper.
+#[derive(Debug)]
+pub(super) enum Chore {
+    Open {
+        id: u64,
+        first_seq: u64,
+    },
+    Drop(Hole),
+    Checkpoint {
+        token: u64,
+        checkpoint: Checkpoint,
+    },
+    Seal(Seal),
+    /// A segment is full: sync it in the background.
+    Sync,
+    /// Try what failed for lack of room again now.
+    Retry,
+    /// A write failed for lack of room: say so again after a while.
+    RetryLater,
+}
+
+/// What all helpers of a lane share.
+pub(super) struct Shared {
+    pub(super) dir: PathBuf,
+    pub(super) lane: u32,
+    pub(super) epoch: u64,
+    pub(super) sync: SyncMode,
+    pub(super) segment_len: u64,
+    pub(super) spares_max: usize,
+    pub(super) faults: Option<Arc<dyn Faults>>,
+    pub(super) done: Sender<Done>,
+    pub(super) wake: Option<Wake>,
+    pub(super) stop: AtomicBool,
+    /// The front's acknowledged prefix.
+    pub(super) acked: AtomicU64,
+    /// The prefix that was synced; unused with [`SyncMode::Always`], where it is the acknowledged one.
+    pub(super) synced: AtomicU64,
+    /// Files with writes that are not synced (never with [`SyncMode::Always`]).
+    pub(super) dirty: Mutex<Vec<Arc<SegmentFile>>>,
+    /// Held while files are synced.
+    pub(super) syncing: Mutex<()>,
+}
+
+impl Shared {
+    fn report(&self, done: Done) {
+        // The front is gone: nobody wants to know any more.
+        let _ = self.done.send(done);
+        if let Some(wake) = &self.wake {
+            wake();
+        }
+    }
+
+    fn fault(&self, operation: Operation) -> io::Result<()> {
+        self.faults.as_ref().map_or(Ok(()), |f| f.before(operation))
+    }
+
+    /// Syncs all that was acknowledged before the call.
+    fn sync_dirty(&self) {
+        let _one_at_a_time = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
+        // In this order: an acknowledged write noted its file first.
+        let upto = self.acked.load(Ordering::Acquire);
+        let files = std::mem::take(&mut *self.dirty.lock().unwrap_or_else(PoisonError::into_inner));
+        for file in files {
+            if let Err(e) = file.sync() {
+                return self.report(Done::SyncFailed {
+                    error: wal_error("syncing a segment in", &self.dir, &e),
+                });
+            }
+        }
+        self.synced.fetch_max(upto, Ordering::AcqRel);
+    }
+
+    fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Maps an IO error onto the log's errors.
+pub(super) fn wal_error(what: &str, path: &Path, error: &io::Error) -> WalError {
+    let text = format!("{what} {}: {error}", path.display());
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => WalError::Full(text),
+        _ => WalError::Unavailable(text),
+    }
+}
+
+/// Starts a thread named after its lane.
+pub(super) fn spawn(
+    shared: &Arc<Shared>,
+    name: &str,
+    body: impl FnOnce(&Shared) + Send + 'static,
+) -> Result<JoinHandle<()>, WalError> {
+    let shared = shared.clone();
+    std::thread::Builder::new()
+        .name(format!("{name}-{}", shared.lane))
+        .spawn(move || body(&shared))
+        .map_err(|e| WalError::Unavailable(format!("starting a helper thread: {e}")))
+}
+
+/// Writes chunks until the front is gone; what was handed in before is written first.
+pub(super) fn writer(shared: &Shared, jobs: &Receiver<WriteJob>) {
+    for job in jobs {
+        let result = shared
+            .fault(Operation::Write { seq: job.seq })
+            .and_then(|()| job.file.write(&job.bytes, job.offset))
+            .map_err(|e| wal_error("writing a chunk in", &shared.dir, &e));
+        if result.is_ok() && shared.sync != SyncMode::Always && job.file.soil() {
+            shared
+                .dirty
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(job.file.clone());
+        }
+        // The memory may go before the news does.
+        let seq = job.seq;
+        drop(job);
+        shared.report(Done::Written { seq, result });
+    }
+}
+
+/// Syncs what was written, every `interval`; a last time when the front is gone.
+pub(super) fn syncer(shared: &Shared, interval: Duration, front: &Receiver<()>) {
+    loop {
+        let last = !matches!(front.recv_timeout(interval), Err(RecvTimeoutError::Timeout));
+        shared.sync_dirty();
+        if last {
+            return;
+        }
+    }
+}
+
+/// A segment as the reader knows it.
+struct Table {
+    segment: u64,
+    file: File,
+    path: PathBuf,
+    /// Page numbers of its chunks from `first_seq` on, as far as they were walked.
+    pages: Vec<u32>,
+    /// Where the walk goes on.
+    next: u64,
+}
+
+/// Answers reads.
+pub(super) fn reader(shared: &Shared, seals: &[Seal], jobs: &Receiver<ReadJob>) {
+    let mut tables: VecDeque<Table> = VecDeque::new();
+    for job in jobs {
+        match job {
+            ReadJob::Forget { segment } => tables.retain(|t| t.segment != segment),
+            ReadJob::Chunk {
+                token,
+                seq,
+                segment,
+                epoch,
+                first_seq,
+                offset,
+            } => {
+                let want = Expected {
+                    lane: shared.lane,
+                    epoch,
+                    seq,
+                    cut: cut_of(seals, epoch, seq),
+                };
+                let result = match shared.stopping() {
+                    true => Err(WalError::Closed),
+                    false => read_one(shared, &mut tables, segment, first_seq, offset, want),
+                };
+                shared.report(Done::Read {
+                    token,
+                    seq,
+                    segment,
+                    result,
+                });
+            }
+        }
+    }
+}
+
+fn read_one(
+    shared: &Shared,
+    tables: &mut VecDeque<Table>,
+    segment: u64,
+    first_seq: u64,
+    offset: Option<u64>,
+    want: Expected,
+) -> Result<Chunk, WalError> {
+    let path = segment_path(&shared.dir, segment);
+    shared
+        .fault(Operation::Read { seq: want.seq })
+        .map_err(|e| wal_error("reading", &path, &e))?;
+    let mut table = match tables
+        .iter()
+        .position(|t| t.segment == segment)
+        .and_then(|at| tables.remove(at))
+    {
+        Some(table) => table,
+        None => {
+            let file = File::open(&path).map_err(|e| match e.kind() {
+                io::ErrorKind::NotFound => WalError::Trimmed,
+                _ => wal_error("reading", &path, &e),
+            })?;
+            Table {
+                segment,
+                file,
+                path,
+                pages: Vec::new(),
+                next: SEGMENT_HEADER_LEN as u64,
+            }
+        }
+    };
+    let result = match offset {
+        Some(offset) => read_chunk(&table.file, &table.path, offset, want),
+        None => walk(&mut table, first_seq, want)
+            .and_then(|at| read_chunk(&table.file, &table.path, at, want)),
+    };
+    tables.push_back(table);
+    if tables.len() > TABLES_MAX {
+        tables.pop_front();
+    }
+    result
+}
+
+/// Where the wanted chunk lies, walking from header to header. Over a damaged one the walk goes page by page.
+fn walk(table: &mut Table, first_seq: u64, want: Expected) -> Result<u64, WalError> {
+    let at = (want.seq - first_seq) as usize;
+    let len = table
+        .file
+        .metadata()
+        .map_err(|e| wal_error("reading", &table.path, &e))?
+        .len();
+    while table.pages.len() <= at && table.next < len {
+        let known = first_seq + table.pages.len() as u64;
+        match read_header(&table.file, table.next) {
+            Ok(h)
+                if h.epoch == want.epoch
+                    && h.lane == want.lane
+                    && h.seq >= known
+                    && h.seq - known < len =>
+            {
+                let page = (table.next / PAGE as u64) as u32;
+                // Damaged ones in between are looked for, and reported, where they should begin.
+                let lost = table.pages.last().map_or(1, |p| p + 1);
+                table.pages.extend((known..h.seq).map(|_| lost));
+                table.pages.push(page);
+                table.next += h.padded_len() as u64;
+            }
+            Ok(_) | Err(Ok(_)) => table.next += PAGE as u64,
+            Err(Err(e)) => return Err(wal_error("reading", &table.path, &e)),
+        }
+    }
+    match table.pages.get(at) {
+        Some(page) => Ok(u64::from(*page) * PAGE as u64),
+        None => Err(WalError::Corrupt {
+            file: table.path.clone(),
+            offset: table
+                .pages
+                .last()
+                .map_or(0, |p| u64::from(*p) * PAGE as u64),
+            seq: want.seq,
+            what: "no chunk of that number is left in the file".into(),
+        }),
+    }
+}
+
+/// Everything about a lane's files but reading and writing chunks.
+pub(super) struct Housekeeper<'a> {
+    shared: &'a Shared,
+    manifest: Manifest,
+    spares: Vec<PathBuf>,
+    next_spare: u64,
+    next_checkpoint: u64,
+    space: Space,
+    /// A segment that could not be opened yet.
+    waiting: Option<(u64, u64)>,
+    retry_at: Option<Instant>,
+}
+
+impl<'a> Housekeeper<'a> {
+    pub(super) fn new(
+        shared: &'a Shared,
+        manifest: Manifest,
+        spares: Vec<PathBuf>,
+        next_checkpoint: u64,
+    ) -> Self {
+        Self {
+            shared,
+            manifest,
+            spares,
+            next_spare: 0,
+            next_checkpoint,
+            space: Space::Ok,
+            waiting: None,
+            retry_at: None,
+        }
+    }
+
+    /// Works until the front is gone.
+    pub(super) fn run(mut self, chores: &Receiver<Chore>) {
+        self.prepare();
+        loop {
+            let pause = self
+                .retry_at
+                .map_or(RETRY, |at| at.saturating_duration_since(Instant::now()));
+            match chores.recv_timeout(pause) {
+                Ok(chore) => self.work(chore),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if self.retry_at.is_some_and(|at| at <= Instant::now()) {
+                self.retry_at = None;
+                self.shared.report(Done::Retry);
+                self.open_waiting();
+            }
+            if chores.is_empty() {
+                self.prepare();
+            }
+        }
+    }
+
+    fn work(&mut self, chore: Chore) {
+        match chore {
+            Chore::Open { id, first_seq } => {
+                self.waiting = Some((id, first_seq));
+                self.open_waiting();
+            }
+            Chore::Drop(run) => {
+                self.drop_segments(run);
+                self.open_waiting();
+                if self.space == Space::Low && !self.spares.is_empty() {
+                    self.announce(Space::Ok);
+                }
+            }
+            Chore::Sync => self.shared.sync_dirty(),
+            Chore::Checkpoint { token, checkpoint } => {
+                let number = self.next_checkpoint;
+                let result = self
+                    .shared
+                    .fault(Operation::Checkpoint)
+                    .and_then(|()| {
+                        store_checkpoint(&self.shared.dir, self.shared.lane, number, &checkpoint)
+                    })
+                    .map_err(|e| wal_error("writing a checkpoint in", &self.shared.dir, &e));
+                self.next_checkpoint += 1;
+                self.shared.report(Done::Checkpoint { token, result });
+            }
+            Chore::Seal(seal) => {
+                self.shared.sync_dirty();
+                self.manifest.seal(seal);
+                let result = self.manifest.store(&self.shared.dir);
+                let result =
+                    result.map_err(|e| wal_error("sealing the lane in", &self.shared.dir, &e));
+                self.shared.report(Done::Sealed { result });
+            }
+            Chore::Retry => self.open_waiting(),
+            Chore::RetryLater => self.retry_at = Some(Instant::now() + RETRY),
+        }
+    }
+
+    /// Makes one spare ready ahead of need.
+    fn prepare(&mut self) {
+        if !self.spares.is_empty() || self.waiting.is_some() || self.shared.stopping() {
+            return;
+        }
+        match self.make_spare() {
+            Ok(path) => {
+                self.spares.push(path);
+                self.announce(Space::Ok);
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => {
+                if self.space == Space::Ok {
+                    tracing::warn!(lane = self.shared.lane, error = %e, "no room for the next log segment");
+                    self.announce(Space::Low);
+                }
+                self.retry_at.get_or_insert(Instant::now() + RETRY);
+            }
+        }
+    }
+
+    fn announce(&mut self, space: Space) {
+        if self.space != space {
+            self.space = space;
+            self.shared.report(Done::Space(space));
+        }
+    }
+
+    fn make_spare(&mut self) -> io::Result<PathBuf> {
+        self.shared.fault(Operation::NewSegment)?;
+        let path = loop {
+            self.next_spare += 1;
+            let path = spare_path(&self.shared.dir, self.next_spare);
+            if !path.exists() {
+                break path;
+            }
+        };
+        let unfinished = path.with_extension("zeroing");
+        let made = zeroed(&unfinished, self.shared.segment_len, &self.shared.stop);
+        made.and_then(|()| fs::rename(&unfinished, &path))
+            .inspect_err(|_| {
+                // Gives the room back; a leftover is removed at the next start.
+                let _ = fs::remove_file(&unfinished);
+            })?;
+        Ok(path)
+    }
+
+    fn open_waiting(&mut self) {
+        let Some((id, first_seq)) = self.waiting else {
+            return;
+        };
+        let dir = &self.shared.dir;
+        let header = SegmentHeader {
+            lane: self.shared.lane,
+            id,
+            epoch: self.shared.epoch,
+            first_seq,
+        };
+        let dsync = self.shared.sync == SyncMode::Always;
+        // A spare that went missing is no reason to stop: take another.
+        let spare = loop {
+            match self.spares.pop() {
+                Some(path)
+                    if fs::metadata(&path).is_ok_and(|m| m.len() == self.shared.segment_len) =>
+                {
+                    break Ok(path);
+                }
+                Some(_) => {}
+                None => break self.make_spare(),
+            }
+        };
+        match spare.and_then(|path| put_in_service(dir, &path, &header, dsync)) {
+            Ok(file) => {
+                self.waiting = None;
+                self.announce(Space::Ok);
+                self.shared.report(Done::Opened {
+                    id,
+                    file: Arc::new(file),
+                });
+            }
+            Err(e) => {
+                let error = wal_error("making a segment in", dir, &e);
+                if matches!(error, WalError::Full(_)) {
+                    self.space = Space::Full;
+                    self.retry_at.get_or_insert(Instant::now() + RETRY);
+                } else {
+                    self.waiting = None;
+                }
+                self.shared.report(Done::OpenFailed { error });
+            }
+        }
+    }
+
+    /// The manifest first, then the files: a file that is still there afterwards is recognised as dropped.
+    fn drop_segments(&mut self, run: Hole) {
+        let dir = &self.shared.dir;
+        self.manifest.drop_run(run);
+        if let Err(e) = self.manifest.store(dir) {
+            tracing::warn!(lane = self.shared.lane, error = %e, "a dropped log segment stays until the next one is dropped");
+            return;
+        }
+        for id in run.first_id..=run.last_id {
+            let path = segment_path(dir, id);
+            let recycle = self.spares.len() < self.shared.spares_max
+                && fs::metadata(&path).is_ok_and(|m| m.len() == self.shared.segment_len);
+            let spare = spare_path(dir, id);
+            let done = match recycle && !spare.exists() {
+                true => fs::rename(&path, &spare).map(|()| self.spares.push(spare)),
+                false => fs::remove_file(&path),
+            };
+            if let Err(e) = done {
+                tracing::warn!(file = %path.display(), error = %e, "a dropped log segment could not be removed");
+            }
+        }
+    }
+}

@@ -1,0 +1,653 @@
+//! Opening a lane: what its files hold, where it ends, and making that end permanent.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::super::chunk::{Chunk, ChunkError, PAGE};
+use super::super::tail::{self, End, Seen};
+use super::super::wal::{ChunkSource, TornTail, WalError};
+use super::manifest::{Manifest, Seal};
+use super::segment::{
+    Expected, SEGMENT_HEADER_LEN, SegmentHeader, numbered, read_at, read_chunk, read_header,
+    segment_path, sync_dir,
+};
+
+/// A live segment found at opening.
+#[derive(Debug, Clone)]
+pub(super) struct LiveSegment {
+    pub(super) id: u64,
+    pub(super) epoch: u64,
+    pub(super) first_seq: u64,
+    pub(super) last_seq: u64,
+    /// Size of the file.
+    pub(super) len: u64,
+}
+
+/// What opening a lane's directory found, after the cut was made permanent.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) manifest: Manifest,
+    pub(super) live: Vec<LiveSegment>,
+    /// Files ready to be used again.
+    pub(super) spares: Vec<PathBuf>,
+    pub(super) next_id: u64,
+    pub(super) last_seq: u64,
+    pub(super) torn: Option<TornTail>,
+}
+
+/// A readable chunk header met while scanning a segment.
+#[derive(Debug, Clone, Copy)]
+struct Spot {
+    segment: usize,
+    offset: u64,
+    end: u64,
+    seen: Seen,
+    bad: Option<(u32, ChunkError)>,
+}
+
+/// Name of the spare that the segment `id` becomes.
+pub(super) fn spare_path(dir: &Path, id: u64) -> PathBuf {
+    dir.join(format!("{id:08}.spare"))
+}
+
+/// Opens the directory in `epoch`. `spare_len` is the size of segment files now: spares of another size are removed.
+pub(super) fn open(
+    dir: &Path,
+    lane: u32,
+    epoch: u64,
+    spare_len: u64,
+    spares_max: usize,
+) -> Result<Opened, WalError> {
+    let fail = |e: io::Error| WalError::Unavailable(format!("opening {}: {e}", dir.display()));
+    fs::create_dir_all(dir).map_err(fail)?;
+    if let Some(parent) = dir.parent().filter(|p| !p.as_os_str().is_empty()) {
+        sync_dir(parent).map_err(fail)?;
+    }
+    let (ids, mut spares) = list(dir).map_err(fail)?;
+    let mut manifest = match Manifest::load(dir)? {
+        Some(manifest) if manifest.lane == lane => manifest,
+        Some(manifest) => {
+            let what = format!("it belongs to lane {}, not to lane {lane}", manifest.lane);
+            return Err(corrupt(&Manifest::path(dir), 0, 0, what));
+        }
+        None if ids.is_empty() => Manifest::new(lane),
+        None => {
+            return Err(corrupt(
+                &Manifest::path(dir),
+                0,
+                0,
+                "the lane has segments but no manifest".into(),
+            ));
+        }
+    };
+    if epoch <= manifest.epoch {
+        return Err(WalError::Fenced);
+    }
+    let (mut live, mut unused) = classify(dir, &ids, &manifest)?;
+    check_complete(dir, &live, &manifest)?;
+    let tail_epoch = manifest.epoch;
+    let mut torn = None;
+    if manifest.seal_of(tail_epoch).is_none() {
+        let from = live
+            .iter()
+            .position(|s| s.epoch == tail_epoch)
+            .unwrap_or(live.len());
+        let end = find_end(
+            dir,
+            live.get(from..).unwrap_or_default(),
+            &manifest,
+            spare_len,
+        )?;
+        torn = end.torn;
+        live.iter()
+            .skip(from)
+            .try_for_each(|s| sync_file(&segment_path(dir, s.id)))
+            .map_err(fail)?;
+        manifest.seal(Seal {
+            epoch: tail_epoch,
+            last_seq: end.last_seq,
+            cut: end.cut,
+        });
+        let behind = live
+            .iter()
+            .position(|s| s.epoch == tail_epoch && s.first_seq > end.last_seq);
+        unused.extend(
+            live.split_off(behind.unwrap_or(live.len()))
+                .into_iter()
+                .map(|s| s.id),
+        );
+    }
+    manifest.epoch = epoch;
+    manifest.store(dir).map_err(fail)?;
+    set_ends(&mut live, &manifest);
+    for id in unused {
+        fs::rename(segment_path(dir, id), spare_path(dir, id)).map_err(fail)?;
+        spares.push(spare_path(dir, id));
+    }
+    spares.sort();
+    spares.dedup();
+    let spares = keep_spares(spares, spare_len, spares_max).map_err(fail)?;
+    sync_dir(dir).map_err(fail)?;
+    let highest = live
+        .last()
+        .map_or(0, |s| s.id)
+        .max(manifest.holes.last().map_or(0, |h| h.last_id));
+    let next_id = manifest.start_id.max(highest + 1);
+    let last_seq = manifest.sealed_upto();
+    Ok(Opened {
+        manifest,
+        live,
+        spares,
+        next_id,
+        last_seq,
+        torn,
+    })
+}
+
+fn corrupt(file: &Path, offset: u64, seq: u64, what: String) -> WalError {
+    WalError::Corrupt {
+        file: file.to_path_buf(),
+        offset,
+        seq,
+        what,
+    }
+}
+
+fn sync_file(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_data()
+}
+
+/// Segment numbers, ascending, and spare files. Leftovers of ours are removed, anything else is left alone.
+fn list(dir: &Path) -> io::Result<(Vec<u64>, Vec<PathBuf>)> {
+    let (mut ids, mut spares) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if let Some(id) = numbered(&name, ".seg") {
+            ids.push(id);
+        } else if numbered(&name, ".spare").is_some() {
+            spares.push(entry.path());
+        } else if name.ends_with(".checkpoint.tmp")
+            || name == "manifest.tmp"
+            || numbered(&name, ".zeroing").is_some()
+        {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    ids.sort_unstable();
+    Ok((ids, spares))
+}
+
+/// Sorts segments into live ones and those that only wait to be used again.
+fn classify(
+    dir: &Path,
+    ids: &[u64],
+    manifest: &Manifest,
+) -> Result<(Vec<LiveSegment>, Vec<u64>), WalError> {
+    let (mut live, mut unused): (Vec<LiveSegment>, _) = (Vec::new(), Vec::new());
+    for &id in ids {
+        let path = segment_path(dir, id);
+        if manifest.dropped(id) {
+            unused.push(id);
+            continue;
+        }
+        let fail = |e: io::Error| WalError::Unavailable(format!("opening {}: {e}", path.display()));
+        let file = File::open(&path).map_err(fail)?;
+        let len = file.metadata().map_err(fail)?.len();
+        let expected = live.last().map_or(manifest.start_seq, |s| s.first_seq);
+        let header =
+            SegmentHeader::read(&file).map_err(|what| corrupt(&path, 0, expected, what))?;
+        if header.id != id || header.lane != manifest.lane {
+            let what = format!(
+                "its header names segment {} of lane {}",
+                header.id, header.lane
+            );
+            return Err(corrupt(&path, 0, expected, what));
+        }
+        if header.epoch > manifest.epoch || live.last().is_some_and(|s| s.epoch > header.epoch) {
+            return Err(corrupt(
+                &path,
+                0,
+                expected,
+                format!("its epoch {} is out of order", header.epoch),
+            ));
+        }
+        match manifest.seal_of(header.epoch) {
+            Some(seal) if header.first_seq > seal.last_seq => unused.push(id),
+            None if header.epoch != manifest.epoch => {
+                let what = format!(
+                    "it belongs to epoch {}, whose end is not known",
+                    header.epoch
+                );
+                return Err(corrupt(&path, 0, expected, what));
+            }
+            _ => {
+                let (epoch, first_seq) = (header.epoch, header.first_seq);
+                live.push(LiveSegment {
+                    id,
+                    epoch,
+                    first_seq,
+                    last_seq: u64::MAX,
+                    len,
+                });
+            }
+        }
+    }
+    Ok((live, unused))
+}
+
+/// Every segment from the first one on must be there, but for dropped ones.
+fn check_complete(dir: &Path, live: &[LiveSegment], manifest: &Manifest) -> Result<(), WalError> {
+    let mut next = manifest.start_id;
+    let missing = |id: u64, seq: u64| {
+        Err(corrupt(
+            &segment_path(dir, id),
+            0,
+            seq,
+            "the segment file is missing".into(),
+        ))
+    };
+    for segment in live {
+        while next < segment.id {
+            match manifest
+                .holes
+                .iter()
+                .find(|h| (h.first_id..=h.last_id).contains(&next))
+            {
+                Some(hole) => next = hole.last_id + 1,
+                None => return missing(next, manifest.start_seq),
+            }
+        }
+        next = segment.id + 1;
+    }
+    let sealed = manifest.seals.last().map_or(0, |s| s.last_seq);
+    let covered = manifest
+        .holes
+        .iter()
+        .any(|h| (h.first_seq..=h.last_seq).contains(&sealed));
+    let first = live.first().map_or(u64::MAX, |s| s.first_seq);
+    if sealed >= manifest.start_seq && !covered && first > sealed {
+        return missing(manifest.start_id, manifest.start_seq);
+    }
+    Ok(())
+}
+
+/// Fills in the last chunk of each segment: it ends where the next, a dropped run, or its epoch's end begins.
+fn set_ends(live: &mut [LiveSegment], manifest: &Manifest) {
+    let starts: Vec<u64> = live.iter().map(|s| s.first_seq).collect();
+    for segment in live {
+        let first = segment.first_seq;
+        let seal = manifest
+            .seal_of(segment.epoch)
+            .map_or(u64::MAX, |s| s.last_seq);
+        let next = starts
+            .iter()
+            .copied()
+            .filter(|s| *s > first)
+            .min()
+            .unwrap_or(u64::MAX);
+        let hole = manifest
+            .holes
+            .iter()
+            .map(|h| h.first_seq)
+            .filter(|s| *s > first)
+            .min()
+            .unwrap_or(u64::MAX);
+        segment.last_seq = seal.min(next - 1).min(hole - 1);
+    }
+}
+
+/// Keeps up to `max` spares of the right size.
+fn keep_spares(spares: Vec<PathBuf>, len: u64, max: usize) -> io::Result<Vec<PathBuf>> {
+    let mut kept = Vec::new();
+    for path in spares {
+        if kept.len() < max && fs::metadata(&path)?.len() == len {
+            kept.push(path);
+        } else {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(kept)
+}
+
+struct Ending {
+    last_seq: u64,
+    cut: Option<u32>,
+    torn: Option<TornTail>,
+}
+
+/// Where the unsealed epoch, whose segments are `segments`, ends.
+///
+/// Reads from the back only as far as needed: the newest header that can be read states a durable prefix, everything
+/// behind it is verified here. What lies before is durable and is verified when it is read.
+fn find_end(
+    dir: &Path,
+    segments: &[LiveSegment],
+    manifest: &Manifest,
+    full_len: u64,
+) -> Result<Ending, WalError> {
+    let proven = manifest
+        .sealed_upto()
+        .max(manifest.holes.last().map_or(0, |h| h.last_seq));
+    let mut spots: Vec<Spot> = Vec::new();
+    let mut from = segments.len();
+    while from > 0 {
+        let durable = spots.iter().map(|s| s.seen.durable).max();
+        if durable.is_some_and(|d| {
+            segments
+                .get(from)
+                .is_some_and(|s| s.first_seq <= d.max(proven) + 1)
+        }) {
+            break;
+        }
+        from -= 1;
+        let mut earlier = scan(dir, segments, from, manifest.lane)?;
+        earlier.append(&mut spots);
+        spots = earlier;
+    }
+    let expected = match segments.get(from) {
+        Some(segment) if from > 0 => segment.first_seq,
+        _ => manifest.sealed_upto() + 1,
+    };
+    let holes: Vec<_> = manifest
+        .holes
+        .iter()
+        .map(|h| (h.first_seq, h.last_seq))
+        .collect();
+    let seen: Vec<_> = spots.iter().map(|s| s.seen).collect();
+    let tail = Tail {
+        dir,
+        segments,
+        spots: &spots,
+    };
+    match tail::end(expected, proven, &holes, &seen) {
+        End::Whole { last } => {
+            let torn = tail.unreadable_end(last, full_len)?;
+            Ok(Ending {
+                last_seq: last,
+                cut: None,
+                torn,
+            })
+        }
+        End::Torn {
+            last,
+            payload_len,
+            bad,
+        } => {
+            let torn = Some(tail.describe(last, payload_len, bad));
+            Ok(Ending {
+                last_seq: last,
+                cut: payload_len,
+                torn,
+            })
+        }
+        End::Corrupt { seq } => {
+            let (file, offset, what) = tail.place(seq);
+            Err(corrupt(&file, offset, seq, what))
+        }
+    }
+}
+
+/// All readable chunk headers of segment `at`, verified. Behind bytes that are no chunk the search goes on page by page.
+fn scan(dir: &Path, segments: &[LiveSegment], at: usize, lane: u32) -> Result<Vec<Spot>, WalError> {
+    let Some(segment) = segments.get(at) else {
+        return Ok(Vec::new());
+    };
+    let path = segment_path(dir, segment.id);
+    let fail = |e: io::Error| WalError::Unavailable(format!("reading {}: {e}", path.display()));
+    let file = File::open(&path).map_err(fail)?;
+    let mut spots = Vec::new();
+    let mut offset = SEGMENT_HEADER_LEN as u64;
+    while offset < segment.len {
+        let header = match read_header(&file, offset) {
+            // Chunks of an earlier use of the file have another epoch or lower numbers.
+            Ok(h) if h.epoch == segment.epoch && h.lane == lane && h.seq >= segment.first_seq => h,
+            Ok(_) | Err(Ok(_)) => {
+                offset += PAGE as u64;
+                continue;
+            }
+            Err(Err(io)) => return Err(fail(io)),
+        };
+        let raw = read_at(&file, offset, header.padded_len()).map_err(fail)?;
+        let end = offset + header.padded_len() as u64;
+        if let Ok(parsed) = Chunk::parse(raw) {
+            let payload_len = parsed.chunk.payload_len();
+            let whole = parsed.is_whole();
+            let seen = Seen {
+                seq: header.seq,
+                durable: header.durable,
+                payload_len,
+                whole,
+            };
+            let bad = parsed.damage.map(|d| (d.offset, d.what));
+            spots.push(Spot {
+                segment: at,
+                offset,
+                end,
+                seen,
+                bad,
+            });
+        }
+        offset = end;
+    }
+    Ok(spots)
+}
+
+/// What the scan of an unsealed epoch's end found.
+struct Tail<'a> {
+    dir: &'a Path,
+    segments: &'a [LiveSegment],
+    spots: &'a [Spot],
+}
+
+impl Tail<'_> {
+    fn path(&self, segment: usize) -> PathBuf {
+        self.segments
+            .get(segment)
+            .map_or(self.dir.to_path_buf(), |s| segment_path(self.dir, s.id))
+    }
+
+    /// Where chunk `seq` lies or should lie, and what is wrong there.
+    fn place(&self, seq: u64) -> (PathBuf, u64, String) {
+        if let Some(spot) = self.spots.iter().find(|s| s.seen.seq == seq) {
+            let (offset, what) = spot.bad.unwrap_or((0, ChunkError::Short));
+            return (
+                self.path(spot.segment),
+                spot.offset + u64::from(offset),
+                what.to_string(),
+            );
+        }
+        let (segment, offset) = self.behind(seq);
+        let what = match File::open(self.path(segment)).map(|f| read_header(&f, offset)) {
+            Ok(Err(Ok(error))) => error.to_string(),
+            _ => "another chunk lies there".into(),
+        };
+        (self.path(segment), offset, what)
+    }
+
+    /// Where a chunk `seq` that left no header should begin: first of its segment, or behind its predecessor.
+    fn behind(&self, seq: u64) -> (usize, u64) {
+        if let Some(segment) = self.segments.iter().position(|s| s.first_seq == seq) {
+            return (segment, SEGMENT_HEADER_LEN as u64);
+        }
+        let before = self.spots.iter().rev().find(|s| s.seen.seq < seq);
+        let segment = self
+            .segments
+            .iter()
+            .rposition(|s| s.first_seq <= seq)
+            .unwrap_or(0);
+        before.map_or((segment, SEGMENT_HEADER_LEN as u64), |s| (s.segment, s.end))
+    }
+
+    /// Reports a cut behind `last`, or inside it.
+    fn describe(&self, last: u64, payload_len: Option<u32>, bad: u64) -> TornTail {
+        let (file, offset, what) = self.place(bad);
+        let given_up: u64 = self
+            .spots
+            .iter()
+            .filter(|s| s.seen.seq > last)
+            .map(|s| s.end - s.offset)
+            .sum();
+        let partial = payload_len.and_then(|_| self.spots.iter().find(|s| s.seen.seq == last));
+        let partial = partial.map_or(0, |s| {
+            let len = self.segments.get(s.segment).map_or(s.end, |g| g.len);
+            s.end.min(len).saturating_sub(offset)
+        });
+        TornTail {
+            file,
+            offset,
+            seq: bad,
+            bytes: given_up + partial,
+            what,
+        }
+    }
+
+    /// A last chunk of which not even the header can be read is a torn tail as well: worth a report.
+    fn unreadable_end(&self, last: u64, full_len: u64) -> Result<Option<TornTail>, WalError> {
+        let (segment, offset) = self.behind(last + 1);
+        let Some(len) = self.segments.get(segment).map(|s| s.len) else {
+            return Ok(None);
+        };
+        let file = self.path(segment);
+        let fail = |e: io::Error| WalError::Unavailable(format!("reading {}: {e}", file.display()));
+        let header = read_header(&File::open(&file).map_err(fail)?, offset);
+        let what = match header {
+            Err(Ok(
+                error @ (ChunkError::HeaderChecksum | ChunkError::Version(_) | ChunkError::Size),
+            )) => error,
+            Err(Ok(error @ ChunkError::Short)) if len > offset && len < full_len => error,
+            Err(Err(io)) => return Err(fail(io)),
+            _ => return Ok(None),
+        };
+        let bytes = len.saturating_sub(offset).min(PAGE as u64);
+        Ok(Some(TornTail {
+            file,
+            offset,
+            seq: last + 1,
+            bytes,
+            what: what.to_string(),
+        }))
+    }
+}
+
+/// Chunks of a lane, read from its files in order.
+pub(super) struct FileSource {
+    dir: PathBuf,
+    lane: u32,
+    segments: Vec<LiveSegment>,
+    seals: Vec<Seal>,
+    /// The segment being read, and where its next chunk lies.
+    at: Option<Reading>,
+}
+
+struct Reading {
+    file: File,
+    path: PathBuf,
+    segment: LiveSegment,
+    offset: u64,
+    next: u64,
+}
+
+impl FileSource {
+    pub(super) fn new(dir: &Path, lane: u32, segments: Vec<LiveSegment>, seals: Vec<Seal>) -> Self {
+        Self {
+            dir: dir.to_path_buf(),
+            lane,
+            segments,
+            seals,
+            at: None,
+        }
+    }
+
+    fn read(&mut self, seq: u64) -> Result<Option<Chunk>, WalError> {
+        let Some(segment) = self
+            .segments
+            .iter()
+            .find(|s| s.last_seq >= seq && s.last_seq >= s.first_seq)
+        else {
+            return Ok(None);
+        };
+        let seq = seq.max(segment.first_seq);
+        let resumed = self
+            .at
+            .take()
+            .filter(|r| r.segment.id == segment.id && r.next <= seq);
+        let mut reading = match resumed {
+            Some(reading) => reading,
+            None => {
+                let path = segment_path(&self.dir, segment.id);
+                let file = File::open(&path).map_err(|e| {
+                    WalError::Unavailable(format!("reading {}: {e}", path.display()))
+                })?;
+                let (offset, next) = (SEGMENT_HEADER_LEN as u64, segment.first_seq);
+                Reading {
+                    file,
+                    path,
+                    segment: segment.clone(),
+                    offset,
+                    next,
+                }
+            }
+        };
+        while reading.next < seq {
+            let step = match read_header(&reading.file, reading.offset) {
+                Ok(h) if h.seq == reading.next && h.epoch == reading.segment.epoch => {
+                    h.padded_len() as u64
+                }
+                Ok(_) => {
+                    return Err(corrupt(
+                        &reading.path,
+                        reading.offset,
+                        reading.next,
+                        "another chunk lies there".into(),
+                    ));
+                }
+                Err(Ok(e)) => {
+                    return Err(corrupt(
+                        &reading.path,
+                        reading.offset,
+                        reading.next,
+                        e.to_string(),
+                    ));
+                }
+                Err(Err(io)) => {
+                    return Err(WalError::Unavailable(format!(
+                        "reading {}: {io}",
+                        reading.path.display()
+                    )));
+                }
+            };
+            reading.offset += step;
+            reading.next += 1;
+        }
+        let epoch = reading.segment.epoch;
+        let cut = cut_of(&self.seals, epoch, seq);
+        let want = Expected {
+            lane: self.lane,
+            epoch,
+            seq,
+            cut,
+        };
+        let chunk = read_chunk(&reading.file, &reading.path, reading.offset, want)?;
+        reading.offset += chunk.bytes().len() as u64;
+        reading.next += 1;
+        self.at = Some(reading);
+        Ok(Some(chunk))
+    }
+}
+
+/// How much of chunk `seq` counts, when it is the cut end of its epoch.
+pub(super) fn cut_of(seals: &[Seal], epoch: u64, seq: u64) -> Option<u32> {
+    seals
+        .iter()
+        .find(|s| s.epoch == epoch && s.last_seq == seq)
+        .and_then(|s| s.cut)
+}
+
+impl ChunkSource for FileSource {
+    fn next(&mut self, seq: u64) -> Option<Result<Chunk, WalError>> {
+        self.read(seq).transpose()
+    }
+}
