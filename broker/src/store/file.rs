@@ -27,6 +27,7 @@ mod segment;
 mod tests;
 
 use self::helpers::{Chore, Done, Housekeeper, ReadJob, Shared, WriteJob};
+pub(super) use self::manifest::write_atomically;
 use self::manifest::{Hole, Seal};
 use self::segment::{SEGMENT_HEADER_LEN, SegmentFile};
 use super::chunk::{BufferPool, CHUNK_LEN_MAX, Chunk, ChunkBuilder, PAGE, padded};

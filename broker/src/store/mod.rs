@@ -5,7 +5,9 @@
 
 pub mod chunk;
 pub mod file;
+pub mod lock;
 pub mod log;
 pub mod memory;
+pub mod meta;
 mod tail;
 pub mod wal;

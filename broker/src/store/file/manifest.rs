@@ -222,7 +222,11 @@ impl Manifest {
 }
 
 /// Replaces `dir/name` by the concatenation of `parts`: all of it or nothing, durable on return.
-pub(super) fn write_atomically(dir: &Path, name: &str, parts: &[&[u8]]) -> io::Result<()> {
+pub(in crate::store) fn write_atomically(
+    dir: &Path,
+    name: &str,
+    parts: &[&[u8]],
+) -> io::Result<()> {
     let temporary = dir.join(format!("{name}.tmp"));
     let write = || {
         let mut file = File::create(&temporary)?;

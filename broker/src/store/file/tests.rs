@@ -498,7 +498,7 @@ fn a_full_disk_keeps_chunks_and_goes_on_when_there_is_room() {
             }
         )
     });
-    assert_eq!((wal.acked(), wal.space()), (1, Space::Full));
+    until(&mut wal, |w| w.acked() == 1 && w.space() == Space::Full);
     assert!(read(&mut wal, 1).is_ok());
     faults.on.store(false, Ordering::SeqCst);
     wal.retry();
