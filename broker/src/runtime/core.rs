@@ -8,9 +8,7 @@
 use super::clock::Clock;
 use super::conn::{Conn, Gate, Read, Sent, State, flush};
 use super::gate::Ticks;
-use super::port::{
-    ConnId, CoreEngine, CoreId, Figures, NetworkEffects, Now, Storage, StorageEffects,
-};
+use super::port::{ConnId, CoreEngine, CoreId, Figures, NetworkEffects, Now, Storage};
 use super::post::{Accepted, Post};
 use super::raw;
 use slab::Slab;
@@ -43,6 +41,8 @@ enum Stage {
     Running,
     /// The engine finishes what is in flight, since this time in milliseconds.
     Finishing(u64),
+    /// All cores have finished; the engine writes its checkpoint. Since when the end began.
+    Recording(u64),
     /// The log is closed; peers hang up.
     Leaving,
     Ended,
@@ -78,7 +78,6 @@ pub(super) struct Core<E: CoreEngine, S> {
     /// Key in `conns` by the engine's slot.
     by_slot: Vec<Option<usize>>,
     network: NetworkEffects<E::Message>,
-    effects: StorageEffects,
     /// Mail that found a mailbox full, by core.
     outbox: Vec<Vec<E::Message>>,
     /// Connections whose output is to be tried at the next turn.
@@ -111,7 +110,6 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             conns: Slab::new(),
             by_slot: Vec::new(),
             network: NetworkEffects::default(),
-            effects: StorageEffects::default(),
             outbox: (0..cores).map(|_| Vec::new()).collect(),
             carry: Vec::new(),
             again: Vec::new(),
@@ -164,8 +162,8 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
         let mut more = true;
         for _ in 0..ROUNDS {
-            self.engine.end_of_turn(now);
-            more = self.carry_out(now);
+            more = self.engine.end_of_turn(now);
+            more |= self.carry_out(now);
             if !more {
                 break;
             }
@@ -245,17 +243,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
     /// Carries out what the engine wants. False: it wanted nothing.
     fn carry_out(&mut self, now: Now) -> bool {
-        self.engine.take_storage(&mut self.effects);
-        let mut any = !self.effects.is_empty();
-        if matches!(self.stage, Stage::Leaving | Stage::Ended) {
-            // The log is closed: what sessions leave behind when they are cut off is not recorded.
-            self.effects = StorageEffects::default();
-            any = false;
-        }
-        if any {
-            self.storage
-                .submit(&mut self.effects, &mut self.engine, now);
-        }
+        let mut any = self.storage.carry_out(&mut self.engine, now);
         let mut network = mem::take(&mut self.network);
         self.engine.take_network(&mut network);
         any |= !network.is_empty();
@@ -445,28 +433,40 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 self.want_turn();
             }
             Stage::Finishing(since) => {
-                let quiet = self.engine.is_quiet()
-                    && self.storage.is_idle()
-                    && !self.reads_held()
-                    && self.carry.is_empty();
+                let quiet = self.is_quiet() && !self.reads_held() && self.carry.is_empty();
                 self.post.set_quiet(self.id, quiet);
-                let late = now.ms.saturating_sub(since) > END_MS;
-                if late {
-                    tracing::warn!(
-                        core = self.id,
-                        "not everything in flight was finished in {END_MS} ms; what was acknowledged is durable"
-                    );
-                }
-                if late || self.post.all_quiet() {
+                if self.is_late(since, now) {
                     self.leave(now);
+                } else if self.post.all_quiet() {
+                    self.engine.checkpoint(now);
+                    self.stage = Stage::Recording(since);
+                    self.want_turn();
                 }
+            }
+            Stage::Recording(since) if self.is_quiet() || self.is_late(since, now) => {
+                self.leave(now);
             }
             Stage::Leaving if self.conns.is_empty() => {
                 self.stage = Stage::Ended;
                 self.want_turn();
             }
-            Stage::Running | Stage::Leaving | Stage::Ended => {}
+            Stage::Running | Stage::Recording(_) | Stage::Leaving | Stage::Ended => {}
         }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.engine.is_quiet() && self.storage.is_idle()
+    }
+
+    fn is_late(&self, since: u64, now: Now) -> bool {
+        let late = now.ms.saturating_sub(since) > END_MS;
+        if late {
+            tracing::warn!(
+                core = self.id,
+                "not everything in flight was finished in {END_MS} ms; what was acknowledged is durable"
+            );
+        }
+        late
     }
 
     fn leave(&mut self, now: Now) {

@@ -1,9 +1,11 @@
 //! The runtime: sockets, disk, timers and cores around the engine. The only code that knows glommio.
 
+mod adapter;
 mod clock;
 mod cluster;
 mod conn;
 mod core;
+mod disk;
 mod error;
 mod executor;
 mod gate;

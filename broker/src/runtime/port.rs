@@ -1,38 +1,13 @@
 //! What the runtime asks of an engine, so that it can be proven by itself: the broker's engine is one
 //! implementation, the tests' engines are others.
 
-use crate::store::chunk::Chunk;
-use crate::store::wal::{Segment, WalError};
-use bytes::Bytes;
+pub use crate::engine::{ConnId, CoreId, Now};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use vela_codec::Frame;
 
-/// Number of a core, from 0.
-pub type CoreId = u16;
-
-/// The time of one turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Now {
-    /// Milliseconds since the process started; never goes back.
-    pub ms: u64,
-    /// Milliseconds since 1970.
-    pub wall_ms: u64,
-}
-
-/// A connection of one core. Slots are used again, each time with another generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ConnId {
-    /// Index in the engine's table; small numbers first.
-    pub slot: u32,
-    /// Tells one user of the slot from the next.
-    pub generation: u32,
-}
-
 /// Bytes that wait to be sent on one connection.
 pub trait Output {
-    /// Whether nothing waits.
-    fn is_empty(&self) -> bool;
     /// Fills `into` with the first waiting pieces and answers how many there are.
     fn io_slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize;
     /// The first `n` waiting bytes were sent.
@@ -73,46 +48,6 @@ impl<M> NetworkEffects<M> {
     }
 }
 
-/// A change of one metadata key.
-#[derive(Debug, Clone)]
-pub struct MetadataRequest {
-    /// Returned with the outcome.
-    pub token: u64,
-    /// The key.
-    pub key: String,
-    /// The new value; none deletes the key.
-    pub value: Option<Bytes>,
-    /// The version the key must have; none: any.
-    pub expected: Option<u64>,
-}
-
-/// What an engine wants done with the log and the metadata.
-#[derive(Debug, Default)]
-pub struct StorageEffects {
-    /// Chunks to write, by lane.
-    pub writes: Vec<(u32, Chunk)>,
-    /// Chunks to read, by lane and number.
-    pub reads: Vec<(u32, u64)>,
-    /// Checkpoints: lane, last chunk covered, content.
-    pub checkpoints: Vec<(u32, u64, Bytes)>,
-    /// Segments to drop, by lane.
-    pub drop_segments: Vec<(u32, Vec<u64>)>,
-    /// Changes of metadata.
-    pub metadata: Vec<MetadataRequest>,
-}
-
-impl StorageEffects {
-    /// Whether nothing is wanted.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.writes.is_empty()
-            && self.reads.is_empty()
-            && self.checkpoints.is_empty()
-            && self.drop_segments.is_empty()
-            && self.metadata.is_empty()
-    }
-}
-
 /// What `/metrics` shows of one core's engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Figures {
@@ -134,6 +69,12 @@ pub struct Figures {
     pub bytes_in: u64,
     /// Bytes of messages dispatched since the start.
     pub bytes_out: u64,
+    /// Acknowledged message ids since the start.
+    pub acks: u64,
+    /// Publishes refused since the start.
+    pub publish_errors: u64,
+    /// Connections closed because of what they sent, since the start.
+    pub protocol_errors: u64,
 }
 
 /// One core's broker logic: single-threaded, without IO, driven by events and the time.
@@ -148,7 +89,7 @@ pub trait CoreEngine: 'static {
     /// Largest frame accepted, its size field included, in bytes.
     fn max_frame(&self) -> usize;
     /// Whether the next frame of this connection may be handed over.
-    fn wants_frames(&self, conn: ConnId) -> bool;
+    fn wants_frames(&mut self, conn: ConnId) -> bool;
     /// One frame of a connection whose frames are wanted.
     fn frame(&mut self, conn: ConnId, frame: Frame, now: Now);
     /// The connection is gone.
@@ -160,42 +101,34 @@ pub trait CoreEngine: 'static {
     /// Messages of another core, in the order in which it sent them.
     fn mail(&mut self, from: CoreId, batch: Vec<Self::Message>, now: Now);
 
-    /// All chunks of a lane up to this number are durable.
-    fn durable(&mut self, lane: u32, upto: u64, now: Now);
-    /// Writing to a lane failed. After [`WalError::Full`] the log tries again by itself; all else is final.
-    fn write_failed(&mut self, lane: u32, error: WalError, now: Now);
-    /// Answer to a read.
-    fn chunk_read(&mut self, lane: u32, seq: u64, chunk: Result<Chunk, WalError>, now: Now);
-    /// A checkpoint is durable; these are the lane's segments now.
-    fn checkpoint_done(&mut self, lane: u32, segments: Vec<Segment>, now: Now);
-
     /// Something that [`CoreEngine::next_wakeup`] named is due.
     fn tick(&mut self, now: Now);
     /// When [`CoreEngine::tick`] is due next, in milliseconds of [`Now::ms`].
     fn next_wakeup(&self) -> Option<u64>;
-    /// The events of this turn are in: dispatch, seal what is to be written.
-    fn end_of_turn(&mut self, now: Now);
-    /// Begin to end: finish what is in flight, take nothing new.
+    /// The events of this turn are in: dispatch, seal what is to be written. True: work is left for the next
+    /// turn, which must not wait for an event.
+    fn end_of_turn(&mut self, now: Now) -> bool;
+    /// Clean stop, first part: take nothing new, finish what is in flight.
     fn shutdown(&mut self, now: Now);
-    /// After [`CoreEngine::shutdown`]: everything given to the log is durable and answered.
+    /// Whether everything given to the log is durable and answered.
     fn is_quiet(&self) -> bool;
+    /// Clean stop, last part, when all cores are quiet: write what makes the next start quick.
+    fn checkpoint(&mut self, now: Now);
 
     /// Moves what is wanted of sockets and mailboxes into `into`, whose lists are empty.
     fn take_network(&mut self, into: &mut NetworkEffects<Self::Message>);
-    /// Moves what is wanted of log and metadata into `into`, whose lists are empty.
-    fn take_storage(&mut self, into: &mut StorageEffects);
     /// Figures for `/metrics`.
     fn figures(&self) -> Figures;
 }
 
 /// One core's way to the disk. It never blocks the core: helpers do the work, and wake the core when done.
 pub trait Storage<E>: 'static {
-    /// Carries out and empties `effects`.
-    fn submit(&mut self, effects: &mut StorageEffects, engine: &mut E, now: Now);
+    /// Carries out what the engine wants of log and metadata. True if it wanted anything.
+    fn carry_out(&mut self, engine: &mut E, now: Now) -> bool;
     /// Hands outcomes to the engine. True if there were any.
     fn poll(&mut self, engine: &mut E, now: Now) -> bool;
     /// Whether nothing is under way.
     fn is_idle(&self) -> bool;
-    /// Ends cleanly; nothing is submitted afterwards.
+    /// Ends cleanly. What the engine wants afterwards is not carried out.
     fn close(&mut self);
 }

@@ -6,8 +6,6 @@ use crate::runtime::listen::{self, Door, Limits};
 use crate::runtime::port::*;
 use crate::runtime::post::Post;
 use crate::runtime::preflight;
-use crate::store::chunk::Chunk;
-use crate::store::wal::{Segment, WalError};
 use bytes::{BufMut, Bytes, BytesMut};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{IoSlice, Read, Write};
@@ -39,10 +37,6 @@ pub(super) const STALL: u8 = b's';
 pub(super) struct Out(VecDeque<Bytes>);
 
 impl Output for Out {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     fn io_slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
         into.iter_mut()
             .zip(&self.0)
@@ -159,7 +153,7 @@ impl CoreEngine for Echo {
         MAX_FRAME
     }
 
-    fn wants_frames(&self, conn: ConnId) -> bool {
+    fn wants_frames(&mut self, conn: ConnId) -> bool {
         let peer = &self.peers[conn.slot as usize];
         peer.open
             && !peer.closing
@@ -226,11 +220,6 @@ impl CoreEngine for Echo {
             .for_each(|traveller| self.travel(traveller));
     }
 
-    fn durable(&mut self, _: u32, _: u64, _: Now) {}
-    fn write_failed(&mut self, _: u32, _: WalError, _: Now) {}
-    fn chunk_read(&mut self, _: u32, _: u64, _: Result<Chunk, WalError>, _: Now) {}
-    fn checkpoint_done(&mut self, _: u32, _: Vec<Segment>, _: Now) {}
-
     fn tick(&mut self, now: Now) {
         while let Some(entry) = self.holds.first_entry()
             && *entry.key() <= now.ms
@@ -248,8 +237,12 @@ impl CoreEngine for Echo {
         self.holds.keys().next().copied()
     }
 
-    fn end_of_turn(&mut self, _: Now) {}
+    fn end_of_turn(&mut self, _: Now) -> bool {
+        false
+    }
+
     fn shutdown(&mut self, _: Now) {}
+    fn checkpoint(&mut self, _: Now) {}
 
     fn is_quiet(&self) -> bool {
         true
@@ -265,8 +258,6 @@ impl CoreEngine for Echo {
         }
     }
 
-    fn take_storage(&mut self, _: &mut StorageEffects) {}
-
     fn figures(&self) -> Figures {
         Figures {
             connections: self.peers.iter().filter(|peer| peer.open).count() as u64,
@@ -279,7 +270,9 @@ impl CoreEngine for Echo {
 pub(super) struct NoStorage;
 
 impl Storage<Echo> for NoStorage {
-    fn submit(&mut self, _: &mut StorageEffects, _: &mut Echo, _: Now) {}
+    fn carry_out(&mut self, _: &mut Echo, _: Now) -> bool {
+        false
+    }
     fn poll(&mut self, _: &mut Echo, _: Now) -> bool {
         false
     }

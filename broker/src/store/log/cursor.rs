@@ -87,7 +87,8 @@ impl AckState {
     /// Acknowledges batch indexes of one entry: what is open afterwards is what was open *and* is set in `ack_set`, whose
     /// missing words count as zero. With nothing left open the entry is acknowledged.
     ///
-    /// `batch_size` is the number of messages in the entry; bits beyond it are ignored. Without it a first set counts as
+    /// `batch_size` is the number of messages in the entry; bits beyond it are ignored. Give it for
+    /// whatever a client sent: it also bounds the memory the set takes. Without it a first set counts as
     /// cleared only what lies below its highest open bit.
     pub fn ack_partial(
         &mut self,
@@ -152,11 +153,7 @@ impl AckState {
         let mut outcome = Outcome::default();
         let whole = ack_set.iter().all(|word| *word == 0);
         let mark = if whole { to } else { to.before() };
-        // `last:` of an empty newest ledger is ahead of the last entry but acknowledges nothing to come.
-        let end = ledgers
-            .current()
-            .map_or(self.mark_delete, |newest| newest.last());
-        let mark = mark.min(end);
+        let mark = mark.min(ledgers.end());
         if mark > self.mark_delete {
             self.mark_delete = mark;
             self.settle(ledgers);
@@ -385,5 +382,4 @@ fn bit_len(words: &[i64]) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "cursor_tests.rs"]
 mod tests;

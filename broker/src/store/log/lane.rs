@@ -481,5 +481,4 @@ impl Lane {
 }
 
 #[cfg(test)]
-#[path = "lane_tests.rs"]
 mod tests;

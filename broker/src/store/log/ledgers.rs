@@ -191,6 +191,14 @@ impl Ledgers {
             .map(|ledger| Position::new(ledger.id, 0))
     }
 
+    /// The mark-delete position of a cursor that has acknowledged everything there is: the last position of the newest
+    /// ledger, `ledger:-1` if that is empty, [`Position::EARLIEST`] without ledgers.
+    pub fn end(&self) -> Position {
+        self.ledgers
+            .back()
+            .map_or(Position::EARLIEST, LedgerInfo::last)
+    }
+
     /// The first entry there is behind `after`, over ledger ends and gaps.
     #[inline]
     pub fn next(&self, after: Position) -> Option<Position> {
@@ -415,5 +423,4 @@ impl Ledgers {
 }
 
 #[cfg(test)]
-#[path = "ledgers_tests.rs"]
 mod tests;

@@ -514,5 +514,4 @@ fn put_kind(out: &mut Vec<u8>, kind: u8, topic: TopicId) {
 }
 
 #[cfg(test)]
-#[path = "record_tests.rs"]
 mod tests;

@@ -103,5 +103,4 @@ pub fn recover_lane(recovery: &mut Recovery) -> Result<(LaneState, u64), Recover
 }
 
 #[cfg(test)]
-#[path = "recover_tests.rs"]
 mod tests;

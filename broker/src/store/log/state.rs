@@ -116,7 +116,8 @@ impl TopicState {
         }
     }
 
-    /// Adds a cursor ([`Record::CursorCreated`]). Live, `cursor` is [`Self::next_cursor`].
+    /// Adds a cursor ([`Record::CursorCreated`]). Live, `cursor` is [`Self::next_cursor`]. A mark-delete position ahead of
+    /// the last entry is moved back to it: entries to come are never acknowledged beforehand.
     ///
     /// # Errors
     /// [`Damage::Cursor`] if the number was given before.
@@ -143,7 +144,7 @@ impl TopicState {
         let state = CursorState {
             name: name.to_owned(),
             properties,
-            acks: AckState::new(mark_delete),
+            acks: AckState::new(mark_delete.min(self.ledgers.end())),
         };
         self.cursors.insert(cursor, state);
         Ok(())
@@ -179,14 +180,15 @@ impl TopicState {
         )
     }
 
-    /// Sets a cursor ([`Record::CursorReset`]); `ack_set_of_next` is about the first entry behind `to`. False if there
-    /// is no such cursor.
+    /// Sets a cursor ([`Record::CursorReset`]); `ack_set_of_next` is about the first entry behind `to`. As for
+    /// [`Self::create_cursor`], `to` is moved back if it is ahead. False if there is no such cursor.
     pub fn reset_cursor(
         &mut self,
         cursor: CursorId,
         to: Position,
         ack_set_of_next: &[i64],
     ) -> bool {
+        let to = to.min(self.ledgers.end());
         let next = self.ledgers.next(to).map(|next| (next, ack_set_of_next));
         let Some(state) = self.cursors.get_mut(&cursor) else {
             return false;
@@ -514,6 +516,27 @@ mod tests {
                 ..LaneState::default()
             }
         );
+    }
+
+    #[test]
+    fn a_cursor_is_never_ahead_of_the_last_entry() {
+        let mut topic = TopicState::new(0, "a", 0);
+        topic
+            .create_cursor(0, "early", Position::LATEST, &[])
+            .unwrap();
+        assert_eq!(topic.slowest(), Position::EARLIEST);
+        topic.ledgers.open(1, 0).unwrap();
+        topic.ledgers.push(Position::new(1, 0), 1, 1, 64).unwrap();
+        topic
+            .create_cursor(1, "late", Position::LATEST, &[])
+            .unwrap();
+        assert!(topic.reset_cursor(0, Position::new(1, 7), &[]));
+        assert_eq!(topic.slowest(), Position::new(1, 0));
+        topic.ledgers.push(Position::new(1, 1), 1, 1, 94).unwrap();
+        for cursor in topic.cursors.values() {
+            assert_eq!(cursor.acks.backlog(&topic.ledgers, topic.ledgers.end()), 1);
+        }
+        assert!(!topic.reset_cursor(2, Position::EARLIEST, &[]));
     }
 
     #[test]

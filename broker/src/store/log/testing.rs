@@ -83,13 +83,7 @@ pub(super) const CONFIG: LaneConfig = LaneConfig {
 
 /// Makes the changes. At the end everything is durable.
 pub(super) fn run(ops: &[LaneOp]) -> Run {
-    let mut run = Run {
-        lane: Lane::new(3, 9, 1, CONFIG),
-        state: LaneState::default(),
-        chunks: BTreeMap::new(),
-        checkpoints: Vec::new(),
-        entries: BTreeMap::new(),
-    };
+    let mut run = Run::new(LaneState::default(), 9, 1);
     for (n, op) in ops.iter().enumerate() {
         run.step(n as u64, op);
     }
@@ -102,13 +96,24 @@ pub(super) fn run(ops: &[LaneOp]) -> Run {
 }
 
 impl Run {
+    /// A lane that goes on from `state`.
+    pub(super) fn new(state: LaneState, epoch: u64, next_seq: u64) -> Self {
+        Self {
+            lane: Lane::new(3, epoch, next_seq, CONFIG),
+            state,
+            chunks: BTreeMap::new(),
+            checkpoints: Vec::new(),
+            entries: BTreeMap::new(),
+        }
+    }
+
     pub(super) fn write(&mut self) {
         while let Some(chunk) = self.lane.next_write() {
             assert!(self.chunks.insert(chunk.seq(), chunk).is_none());
         }
     }
 
-    fn step(&mut self, n: u64, op: &LaneOp) {
+    pub(super) fn step(&mut self, n: u64, op: &LaneOp) {
         let Self {
             lane,
             state,

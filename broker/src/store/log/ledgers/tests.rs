@@ -92,6 +92,10 @@ fn hops() {
     }
     assert_eq!((t.first(), t.last()), (Some(p(2, 0)), Some(p(7, 1))));
     assert_eq!(t.prev(p(7, 0)), p(7, -1));
+    assert_eq!(
+        (t.end(), topic(&[(2, 3)]).end(), Ledgers::new().end()),
+        (p(9, -1), p(2, 2), Position::EARLIEST)
+    );
 }
 
 #[test]
