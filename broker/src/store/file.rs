@@ -9,114 +9,37 @@
 //! never given twice.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+mod front;
 mod helpers;
 mod manifest;
+mod options;
 mod recover;
 mod segment;
+mod source;
 #[cfg(test)]
 mod tests;
 
 use self::helpers::{Chore, Done, Housekeeper, ReadJob, Shared, WriteJob};
+use self::manifest::Seal;
 pub(super) use self::manifest::write_atomically;
-use self::manifest::{Hole, Seal};
+pub use self::options::{Faults, FileOptions, Operation, SyncMode};
 use self::segment::{SEGMENT_HEADER_LEN, SegmentFile};
-use super::chunk::{BufferPool, CHUNK_LEN_MAX, Chunk, ChunkBuilder, PAGE, padded};
-use super::wal::{Checkpoint, Recovery, Segment, Space, Wake, Wal, WalError, WalEvent};
+use super::chunk::{Chunk, PAGE, padded};
+use super::wal::{Recovery, Segment, Space, WalError, WalEvent};
 
 const WRITERS: usize = 2;
 /// How long closing waits for writes and for threads.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Segments whose chunk offsets are kept from writing; of older ones the reader finds them again.
 const TABLES_MAX: usize = 4;
-
-/// When a chunk counts as durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SyncMode {
-    /// When it is on the device (O_DSYNC). Survives loss of power.
-    Always,
-    /// When it is written; synced every so often. Survives `kill -9`; loss of power may take the last interval.
-    Interval(Duration),
-    /// When it is written. Survives `kill -9`, not loss of power.
-    Never,
-}
-
-/// Something a helper is about to do, for [`Faults`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation {
-    /// Write chunk `seq`.
-    Write {
-        /// Number of the chunk.
-        seq: u64,
-    },
-    /// Read chunk `seq`.
-    Read {
-        /// Number of the chunk.
-        seq: u64,
-    },
-    /// Make a new segment file.
-    NewSegment,
-    /// Write a checkpoint.
-    Checkpoint,
-}
-
-/// Makes operations fail, for tests of what happens then.
-pub trait Faults: Send + Sync {
-    /// An error is taken for the operation's own.
-    fn before(&self, operation: Operation) -> io::Result<()>;
-}
-
-/// Settings of a [`FileWal`].
-#[derive(Clone)]
-pub struct FileOptions {
-    /// Size of a segment file in bytes; rounded up to whole pages, at least 8192.
-    pub segment_bytes: usize,
-    /// Budget of chunks that are submitted and not acknowledged, in bytes.
-    pub unacked_bytes_max: usize,
-    /// Reads that may wait.
-    pub reads_max: usize,
-    /// Dropped segment files kept to be used again; more are removed.
-    pub spares_max: usize,
-    /// When a chunk counts as durable.
-    pub sync: SyncMode,
-    /// Called when there is something to poll.
-    pub wake: Option<Wake>,
-    /// Failures to inject, for tests.
-    pub faults: Option<Arc<dyn Faults>>,
-}
-
-impl Default for FileOptions {
-    fn default() -> Self {
-        Self {
-            segment_bytes: 64 << 20,
-            unacked_bytes_max: 32 << 20,
-            reads_max: 256,
-            spares_max: 2,
-            sync: SyncMode::Always,
-            wake: None,
-            faults: None,
-        }
-    }
-}
-
-impl std::fmt::Debug for FileOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FileOptions")
-            .field("segment_bytes", &self.segment_bytes)
-            .field("unacked_bytes_max", &self.unacked_bytes_max)
-            .field("sync", &self.sync)
-            .finish_non_exhaustive()
-    }
-}
 
 /// A segment as the front knows it.
 #[derive(Debug)]
@@ -225,7 +148,7 @@ impl FileWal {
             );
         }
         let seals = opened.manifest.seals.clone();
-        let source = recover::FileSource::new(&dir, lane, opened.live.clone(), seals.clone());
+        let source = source::FileSource::new(&dir, lane, opened.live.clone(), seals.clone());
         let recovery = Recovery {
             first_seq: opened.manifest.start_seq,
             last_seq: upto,
@@ -559,6 +482,9 @@ impl FileWal {
             }
         }
         self.shared.acked.store(self.acked, Ordering::Release);
+        if self.space == Space::Full && self.can_write() {
+            self.set_space(Space::Ok);
+        }
     }
 
     fn write_refused(&mut self) {
@@ -570,8 +496,6 @@ impl FileWal {
                 self.send(job);
             }
         }
-        // Unless they fail again: then this was too early, and the event is repeated.
-        self.set_space(Space::Ok);
     }
 
     fn report_acked(&mut self) {
@@ -625,233 +549,5 @@ impl FileWal {
         self.segments
             .get(after.checked_sub(1)?)
             .filter(|k| seq <= k.segment.last_seq)
-    }
-}
-
-impl Wal for FileWal {
-    fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    fn lane(&self) -> u32 {
-        self.lane
-    }
-
-    fn next_seq(&self) -> u64 {
-        self.next_seq
-    }
-
-    fn acked(&self) -> u64 {
-        self.acked
-    }
-
-    fn durable(&self) -> u64 {
-        match self.options.sync {
-            SyncMode::Always => self.acked,
-            _ => self.shared.synced.load(Ordering::Acquire).min(self.acked),
-        }
-    }
-
-    fn room(&self) -> usize {
-        self.options
-            .unacked_bytes_max
-            .saturating_sub(self.unacked_bytes)
-    }
-
-    fn chunk_len_max(&self) -> usize {
-        let segment = self.segment_len as usize - SEGMENT_HEADER_LEN;
-        segment
-            .min(self.options.unacked_bytes_max)
-            .min(CHUNK_LEN_MAX)
-    }
-
-    fn submit(&mut self, chunk: Chunk) -> Result<(), WalError> {
-        self.usable()?;
-        let (header, len) = (*chunk.header(), chunk.bytes().len());
-        if self.sealing || header.epoch != self.epoch || header.lane != self.lane {
-            return Err(WalError::Fenced);
-        }
-        match header.seq.cmp(&self.next_seq) {
-            std::cmp::Ordering::Less => return Err(WalError::Exists),
-            std::cmp::Ordering::Greater => return Err(WalError::Absent),
-            std::cmp::Ordering::Equal => {}
-        }
-        let max = self.chunk_len_max();
-        if len > max {
-            return Err(WalError::TooLarge { bytes: len, max });
-        }
-        if len > self.room() {
-            return Err(WalError::Backpressure);
-        }
-        self.next_seq += 1;
-        self.unacked_bytes += len;
-        self.unacked.insert(
-            header.seq,
-            Unacked {
-                chunk,
-                job: None,
-                written: false,
-            },
-        );
-        self.queue.push_back(header.seq);
-        self.pump();
-        Ok(())
-    }
-
-    fn poll(&mut self, events: &mut Vec<WalEvent>) {
-        self.take_in();
-        events.append(&mut self.events);
-    }
-
-    fn read(&mut self, token: u64, seq: u64) -> Result<(), WalError> {
-        if self.closed {
-            return Err(WalError::Closed);
-        }
-        if seq > self.acked {
-            return Err(WalError::Absent);
-        }
-        let known = self.find(seq).ok_or(WalError::Trimmed)?;
-        if self.reads >= self.options.reads_max {
-            return Err(WalError::Backpressure);
-        }
-        let Segment { id, first_seq, .. } = known.segment;
-        let page = known.pages.get((seq - first_seq) as usize);
-        let offset = page.map(|p| u64::from(*p) * PAGE as u64);
-        let job = ReadJob::Chunk {
-            token,
-            seq,
-            segment: id,
-            epoch: known.epoch,
-            first_seq,
-            offset,
-        };
-        let reader = self.reader.as_ref().ok_or(WalError::Closed)?;
-        reader.send(job).map_err(|_| WalError::Closed)?;
-        self.reads += 1;
-        Ok(())
-    }
-
-    fn retry(&mut self) {
-        self.write_refused();
-        self.chore(Chore::Retry);
-    }
-
-    fn space(&self) -> Space {
-        self.space
-    }
-
-    fn seal(&mut self) {
-        self.sealing = true;
-        if !self.seal_sent && self.failed.is_none() && self.acked + 1 == self.next_seq {
-            self.send_seal();
-        }
-    }
-
-    fn delete(&mut self, below_seq: u64) {
-        let old = self
-            .segments
-            .iter()
-            .map(|k| &k.segment)
-            .filter(|s| !s.open && s.last_seq < below_seq);
-        for id in old.map(|s| s.id).collect::<Vec<_>>() {
-            // One with chunks that are not durable yet is dropped by a later call.
-            let _ = self.drop_segment(id);
-        }
-    }
-
-    fn segments(&self) -> Vec<Segment> {
-        self.segments.iter().map(|k| k.segment.clone()).collect()
-    }
-
-    fn drop_segment(&mut self, id: u64) -> Result<(), WalError> {
-        if self.closed {
-            return Err(WalError::Closed);
-        }
-        let at = self
-            .segments
-            .iter()
-            .position(|k| k.segment.id == id)
-            .ok_or(WalError::Absent)?;
-        let dropped = self
-            .segments
-            .get(at)
-            .map(|k| &k.segment)
-            .ok_or(WalError::Absent)?;
-        if dropped.open || dropped.last_seq > self.durable() {
-            return Err(WalError::Backpressure);
-        }
-        let Known { segment, .. } = self.segments.remove(at);
-        if let Some(reader) = &self.reader {
-            // It ends only after this sender is gone.
-            let _ = reader.send(ReadJob::Forget { segment: id });
-        }
-        let (first_seq, last_seq) = (segment.first_seq, segment.last_seq);
-        self.chore(Chore::Drop(Hole {
-            first_id: id,
-            last_id: id,
-            first_seq,
-            last_seq,
-        }));
-        Ok(())
-    }
-
-    fn put_checkpoint(&mut self, token: u64, upto: u64, data: Bytes) -> Result<(), WalError> {
-        self.usable()?;
-        if upto > self.acked {
-            return Err(WalError::Absent);
-        }
-        if self.checkpointing {
-            return Err(WalError::Backpressure);
-        }
-        self.checkpointing = true;
-        self.chore(Chore::Checkpoint {
-            token,
-            checkpoint: Checkpoint { upto, data },
-        });
-        Ok(())
-    }
-
-    fn close(&mut self) -> Result<(), WalError> {
-        if self.closed {
-            return Ok(());
-        }
-        let deadline = Instant::now() + CLOSE_WAIT;
-        self.wait(deadline, |w| w.unacked.is_empty());
-        if self.failed.is_none() && self.unacked.is_empty() && !self.sealing {
-            let pool = BufferPool::new(self.epoch, 0);
-            let last = ChunkBuilder::new(&pool, PAGE).seal(
-                self.epoch,
-                self.lane,
-                self.next_seq,
-                self.durable(),
-            );
-            self.submit(last)?;
-            self.wait(deadline, |w| w.unacked.is_empty());
-        }
-        if self.unacked.is_empty() {
-            self.seal();
-            self.wait(deadline, |w| w.sealed);
-        }
-        self.closed = true;
-        self.stop(deadline);
-        match &self.failed {
-            Some(error) => Err(error.clone()),
-            None if self.sealed => Ok(()),
-            None => Err(WalError::Unavailable(
-                "not everything could be written before the end".into(),
-            )),
-        }
-    }
-}
-
-impl Drop for FileWal {
-    /// Writes what was submitted (for at most about a second) but does not seal: the next opening looks for the end.
-    fn drop(&mut self) {
-        if !self.closed {
-            let deadline = Instant::now() + CLOSE_WAIT;
-            self.wait(deadline, |w| w.unacked.is_empty());
-            self.closed = true;
-            self.stop(deadline);
-        }
     }
 }

@@ -126,7 +126,7 @@ pub struct Segment {
     pub first_seq: u64,
     /// Number of its last chunk; `first_seq - 1` when it has none yet.
     pub last_seq: u64,
-    /// Bytes of its chunks.
+    /// Bytes of its chunks; for segments of earlier epochs the room of the file.
     pub bytes: u64,
     /// Whether chunks are still added. Such a segment cannot be dropped.
     pub open: bool,

@@ -16,15 +16,18 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use super::super::chunk::{Chunk, PAGE};
 use super::super::wal::{Checkpoint, Space, Wake, WalError};
 use super::manifest::{Hole, Manifest, Seal, store_checkpoint};
-use super::recover::{cut_of, spare_path};
+use super::recover::{reserve_path, spare_path};
 use super::segment::{
     Expected, SEGMENT_HEADER_LEN, SegmentFile, SegmentHeader, put_in_service, read_chunk,
     read_header, segment_path, zeroed,
 };
+use super::source::cut_of;
 use super::{Faults, Operation, SyncMode};
 
 /// How often a full disk is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Room set aside for checkpoints and the manifest on a full disk, in bytes.
+const RESERVE: u64 = 8 << 20;
 /// Segments whose chunk offsets a reader remembers (64 KiB each at most, for 64 MiB segments).
 const TABLES_MAX: usize = 32;
 
@@ -168,10 +171,18 @@ impl Shared {
 /// Maps an IO error onto the log's errors.
 pub(super) fn wal_error(what: &str, path: &Path, error: &io::Error) -> WalError {
     let text = format!("{what} {}: {error}", path.display());
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => WalError::Full(text),
-        _ => WalError::Unavailable(text),
+    match is_full(error) {
+        true => WalError::Full(text),
+        false => WalError::Unavailable(text),
     }
+}
+
+/// Whether there is no room.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 /// Starts a thread named after its lane.
@@ -362,6 +373,8 @@ pub(super) struct Housekeeper<'a> {
     /// A segment that could not be opened yet.
     waiting: Option<(u64, u64)>,
     retry_at: Option<Instant>,
+    /// Dropped segments that the manifest on disk does not know yet.
+    to_drop: Vec<Hole>,
 }
 
 impl<'a> Housekeeper<'a> {
@@ -380,6 +393,7 @@ impl<'a> Housekeeper<'a> {
             space: Space::Ok,
             waiting: None,
             retry_at: None,
+            to_drop: Vec::new(),
         }
     }
 
@@ -398,6 +412,7 @@ impl<'a> Housekeeper<'a> {
             if self.retry_at.is_some_and(|at| at <= Instant::now()) {
                 self.retry_at = None;
                 self.shared.report(Done::Retry);
+                self.drop_segments();
                 self.open_waiting();
             }
             if chores.is_empty() {
@@ -413,40 +428,78 @@ impl<'a> Housekeeper<'a> {
                 self.open_waiting();
             }
             Chore::Drop(run) => {
-                self.drop_segments(run);
-                self.open_waiting();
-                if self.space == Space::Low && !self.spares.is_empty() {
-                    self.announce(Space::Ok);
-                }
+                self.manifest.drop_run(run);
+                self.to_drop.push(run);
+                self.drop_segments();
             }
             Chore::Sync => self.shared.sync_dirty(),
             Chore::Checkpoint { token, checkpoint } => {
                 let number = self.next_checkpoint;
-                let result = self
-                    .shared
-                    .fault(Operation::Checkpoint)
-                    .and_then(|()| {
-                        store_checkpoint(&self.shared.dir, self.shared.lane, number, &checkpoint)
-                    })
-                    .map_err(|e| wal_error("writing a checkpoint in", &self.shared.dir, &e));
+                let write = || {
+                    self.shared.fault(Operation::Checkpoint)?;
+                    store_checkpoint(&self.shared.dir, self.shared.lane, number, &checkpoint)
+                };
+                let result = self.with_reserve(write);
+                let result =
+                    result.map_err(|e| wal_error("writing a checkpoint in", &self.shared.dir, &e));
                 self.next_checkpoint += 1;
                 self.shared.report(Done::Checkpoint { token, result });
             }
             Chore::Seal(seal) => {
                 self.shared.sync_dirty();
                 self.manifest.seal(seal);
-                let result = self.manifest.store(&self.shared.dir);
+                let result = self.store_manifest();
                 let result =
                     result.map_err(|e| wal_error("sealing the lane in", &self.shared.dir, &e));
                 self.shared.report(Done::Sealed { result });
             }
-            Chore::Retry => self.open_waiting(),
+            Chore::Retry => {
+                self.drop_segments();
+                self.open_waiting();
+            }
             Chore::RetryLater => self.retry_at = Some(Instant::now() + RETRY),
+        }
+    }
+
+    /// Runs `write`, and once more without the reserve when there is no room. What frees segments, checkpoints and the
+    /// manifest, must not itself need room that only freed segments give.
+    fn with_reserve(&self, write: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        match write() {
+            Err(e) if is_full(&e) && fs::remove_file(reserve_path(&self.shared.dir)).is_ok() => {
+                write()
+            }
+            other => other,
+        }
+    }
+
+    fn store_manifest(&self) -> io::Result<()> {
+        self.with_reserve(|| {
+            self.shared.fault(Operation::Manifest)?;
+            self.manifest.store(&self.shared.dir)
+        })
+    }
+
+    /// Sets the reserve aside, if there is room.
+    fn make_reserve(&self) {
+        let path = reserve_path(&self.shared.dir);
+        if path.exists() || self.shared.fault(Operation::NewSegment).is_err() {
+            return;
+        }
+        let len = RESERVE.min(self.shared.segment_len);
+        let unfinished = path.with_extension("tmp");
+        let made = zeroed(&unfinished, len, &self.shared.stop)
+            .and_then(|()| fs::rename(&unfinished, &path));
+        if made.is_err() {
+            // Gives the room back; without a reserve all goes on as long as there is room.
+            let _ = fs::remove_file(&unfinished);
         }
     }
 
     /// Makes one spare ready ahead of need.
     fn prepare(&mut self) {
+        if self.waiting.is_none() && !self.shared.stopping() {
+            self.make_reserve();
+        }
         if !self.spares.is_empty() || self.waiting.is_some() || self.shared.stopping() {
             return;
         }
@@ -539,25 +592,37 @@ impl<'a> Housekeeper<'a> {
     }
 
     /// The manifest first, then the files: a file that is still there afterwards is recognised as dropped.
-    fn drop_segments(&mut self, run: Hole) {
-        let dir = &self.shared.dir;
-        self.manifest.drop_run(run);
-        if let Err(e) = self.manifest.store(dir) {
-            tracing::warn!(lane = self.shared.lane, error = %e, "a dropped log segment stays until the next one is dropped");
+    fn drop_segments(&mut self) {
+        if self.to_drop.is_empty() {
             return;
         }
-        for id in run.first_id..=run.last_id {
-            let path = segment_path(dir, id);
-            let recycle = self.spares.len() < self.shared.spares_max
-                && fs::metadata(&path).is_ok_and(|m| m.len() == self.shared.segment_len);
-            let spare = spare_path(dir, id);
-            let done = match recycle && !spare.exists() {
-                true => fs::rename(&path, &spare).map(|()| self.spares.push(spare)),
-                false => fs::remove_file(&path),
-            };
-            if let Err(e) = done {
-                tracing::warn!(file = %path.display(), error = %e, "a dropped log segment could not be removed");
+        if let Err(e) = self.store_manifest() {
+            tracing::warn!(lane = self.shared.lane, error = %e, "dropped log segments stay for now");
+            self.retry_at.get_or_insert(Instant::now() + RETRY);
+            return;
+        }
+        for run in std::mem::take(&mut self.to_drop) {
+            for id in run.first_id..=run.last_id {
+                self.recycle(id);
             }
+        }
+        self.open_waiting();
+        if self.space == Space::Low && !self.spares.is_empty() {
+            self.announce(Space::Ok);
+        }
+    }
+
+    /// Makes a spare of a dropped segment, or removes it when there are enough.
+    fn recycle(&mut self, id: u64) {
+        let path = segment_path(&self.shared.dir, id);
+        let spare = spare_path(&self.shared.dir, id);
+        let fits = fs::metadata(&path).is_ok_and(|m| m.len() == self.shared.segment_len);
+        let done = match fits && self.spares.len() < self.shared.spares_max && !spare.exists() {
+            true => fs::rename(&path, &spare).map(|()| self.spares.push(spare)),
+            false => fs::remove_file(&path),
+        };
+        if let Err(e) = done {
+            tracing::warn!(file = %path.display(), error = %e, "a dropped log segment could not be removed");
         }
     }
 }

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use super::super::chunk::{Chunk, ChunkError, PAGE};
 use super::super::tail::{self, End, Seen};
-use super::super::wal::{ChunkSource, TornTail, WalError};
+use super::super::wal::{TornTail, WalError};
+use super::helpers::{is_full, wal_error};
 use super::manifest::{Manifest, Seal};
 use super::segment::{
-    Expected, SEGMENT_HEADER_LEN, SegmentHeader, numbered, read_at, read_chunk, read_header,
-    segment_path, sync_dir,
+    SEGMENT_HEADER_LEN, SegmentHeader, numbered, read_at, read_header, segment_path, sync_dir,
 };
 
 /// A live segment found at opening.
@@ -49,6 +49,11 @@ struct Spot {
 /// Name of the spare that the segment `id` becomes.
 pub(super) fn spare_path(dir: &Path, id: u64) -> PathBuf {
     dir.join(format!("{id:08}.spare"))
+}
+
+/// The file that keeps room for checkpoints and the manifest on a full disk.
+pub(super) fn reserve_path(dir: &Path) -> PathBuf {
+    dir.join("reserve")
 }
 
 /// Opens the directory in `epoch`. `spare_len` is the size of segment files now: spares of another size are removed.
@@ -119,7 +124,16 @@ pub(super) fn open(
         );
     }
     manifest.epoch = epoch;
-    manifest.store(dir).map_err(fail)?;
+    while let Err(e) = manifest.store(dir) {
+        // On a full disk what is only kept for later makes room.
+        let freed = fs::remove_file(reserve_path(dir)).is_ok()
+            || spares
+                .pop()
+                .is_some_and(|spare| fs::remove_file(spare).is_ok());
+        if !is_full(&e) || !freed {
+            return Err(wal_error("opening", dir, &e));
+        }
+    }
     set_ends(&mut live, &manifest);
     for id in unused {
         fs::rename(segment_path(dir, id), spare_path(dir, id)).map_err(fail)?;
@@ -145,7 +159,7 @@ pub(super) fn open(
     })
 }
 
-fn corrupt(file: &Path, offset: u64, seq: u64, what: String) -> WalError {
+pub(super) fn corrupt(file: &Path, offset: u64, seq: u64, what: String) -> WalError {
     WalError::Corrupt {
         file: file.to_path_buf(),
         offset,
@@ -171,6 +185,7 @@ fn list(dir: &Path) -> io::Result<(Vec<u64>, Vec<PathBuf>)> {
             spares.push(entry.path());
         } else if name.ends_with(".checkpoint.tmp")
             || name == "manifest.tmp"
+            || name == "reserve.tmp"
             || numbered(&name, ".zeroing").is_some()
         {
             fs::remove_file(entry.path())?;
@@ -529,125 +544,5 @@ impl Tail<'_> {
             bytes,
             what: what.to_string(),
         }))
-    }
-}
-
-/// Chunks of a lane, read from its files in order.
-pub(super) struct FileSource {
-    dir: PathBuf,
-    lane: u32,
-    segments: Vec<LiveSegment>,
-    seals: Vec<Seal>,
-    /// The segment being read, and where its next chunk lies.
-    at: Option<Reading>,
-}
-
-struct Reading {
-    file: File,
-    path: PathBuf,
-    segment: LiveSegment,
-    offset: u64,
-    next: u64,
-}
-
-impl FileSource {
-    pub(super) fn new(dir: &Path, lane: u32, segments: Vec<LiveSegment>, seals: Vec<Seal>) -> Self {
-        Self {
-            dir: dir.to_path_buf(),
-            lane,
-            segments,
-            seals,
-            at: None,
-        }
-    }
-
-    fn read(&mut self, seq: u64) -> Result<Option<Chunk>, WalError> {
-        let Some(segment) = self
-            .segments
-            .iter()
-            .find(|s| s.last_seq >= seq && s.last_seq >= s.first_seq)
-        else {
-            return Ok(None);
-        };
-        let seq = seq.max(segment.first_seq);
-        let resumed = self
-            .at
-            .take()
-            .filter(|r| r.segment.id == segment.id && r.next <= seq);
-        let mut reading = match resumed {
-            Some(reading) => reading,
-            None => {
-                let path = segment_path(&self.dir, segment.id);
-                let file = File::open(&path).map_err(|e| {
-                    WalError::Unavailable(format!("reading {}: {e}", path.display()))
-                })?;
-                let (offset, next) = (SEGMENT_HEADER_LEN as u64, segment.first_seq);
-                Reading {
-                    file,
-                    path,
-                    segment: segment.clone(),
-                    offset,
-                    next,
-                }
-            }
-        };
-        while reading.next < seq {
-            let step = match read_header(&reading.file, reading.offset) {
-                Ok(h) if h.seq == reading.next && h.epoch == reading.segment.epoch => {
-                    h.padded_len() as u64
-                }
-                Ok(_) => {
-                    return Err(corrupt(
-                        &reading.path,
-                        reading.offset,
-                        reading.next,
-                        "another chunk lies there".into(),
-                    ));
-                }
-                Err(Ok(e)) => {
-                    return Err(corrupt(
-                        &reading.path,
-                        reading.offset,
-                        reading.next,
-                        e.to_string(),
-                    ));
-                }
-                Err(Err(io)) => {
-                    return Err(WalError::Unavailable(format!(
-                        "reading {}: {io}",
-                        reading.path.display()
-                    )));
-                }
-            };
-            reading.offset += step;
-            reading.next += 1;
-        }
-        let epoch = reading.segment.epoch;
-        let cut = cut_of(&self.seals, epoch, seq);
-        let want = Expected {
-            lane: self.lane,
-            epoch,
-            seq,
-            cut,
-        };
-        let chunk = read_chunk(&reading.file, &reading.path, reading.offset, want)?;
-        reading.offset += chunk.bytes().len() as u64;
-        reading.next += 1;
-        self.at = Some(reading);
-        Ok(Some(chunk))
-    }
-}
-
-/// How much of chunk `seq` counts, when it is the cut end of its epoch.
-pub(super) fn cut_of(seals: &[Seal], epoch: u64, seq: u64) -> Option<u32> {
-    seals
-        .iter()
-        .find(|s| s.epoch == epoch && s.last_seq == seq)
-        .and_then(|s| s.cut)
-}
-
-impl ChunkSource for FileSource {
-    fn next(&mut self, seq: u64) -> Option<Result<Chunk, WalError>> {
-        self.read(seq).transpose()
     }
 }

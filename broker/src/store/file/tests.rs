@@ -7,13 +7,19 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io;
 
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::super::chunk::{ChunkHeader, HEADER_LEN};
-use super::super::wal::TornTail;
+use bytes::Bytes;
+
+use super::super::chunk::{BufferPool, ChunkBuilder, ChunkHeader, HEADER_LEN};
+use super::super::wal::{TornTail, Wake, Wal};
 use super::*;
+
+/// Numbers of chunks and the bodies of their records.
+type Contents = Vec<(u64, Vec<Vec<u8>>)>;
 
 fn small() -> FileOptions {
     FileOptions {
@@ -78,7 +84,7 @@ fn read(wal: &mut FileWal, seq: u64) -> Result<Chunk, WalError> {
     }
 }
 
-fn contents(recovery: &mut Recovery) -> Result<Vec<(u64, Vec<Vec<u8>>)>, WalError> {
+fn contents(recovery: &mut Recovery) -> Result<Contents, WalError> {
     let all = recovery.chunks(0).collect::<Result<Vec<_>, _>>()?;
     Ok(all
         .iter()
@@ -92,10 +98,7 @@ fn contents(recovery: &mut Recovery) -> Result<Vec<(u64, Vec<Vec<u8>>)>, WalErro
 }
 
 /// Opens a copy of the directory and reads it all.
-fn recover(
-    data: &Path,
-    epoch: u64,
-) -> Result<(Vec<(u64, Vec<Vec<u8>>)>, Option<TornTail>, FileWal), WalError> {
+fn recover(data: &Path, epoch: u64) -> Result<(Contents, Option<TornTail>, FileWal), WalError> {
     let (wal, mut recovery) = FileWal::open(data, 0, epoch, small())?;
     Ok((contents(&mut recovery)?, recovery.torn, wal))
 }
@@ -377,7 +380,7 @@ fn dropped_segments_are_recycled_and_their_old_chunks_never_come_back() {
     let fill = |wal: &mut FileWal, live: &mut HashMap<u64, Vec<u8>>, n: u64| {
         for _ in 0..n {
             let body = vec![wal.next_seq() as u8; 5000];
-            live.insert(put(wal, &[body.clone()]), body);
+            live.insert(put(wal, std::slice::from_ref(&body)), body);
         }
     };
     fill(&mut wal, &mut live, 40);
@@ -527,7 +530,9 @@ fn no_room_for_segments_is_said_early_and_ends_by_itself() {
         let chunk = chunk(&wal, &[vec![0; 5000]]);
         wal.submit(chunk).unwrap();
     }
+    let mut low = false;
     event(&mut wal, |e| {
+        low |= matches!(e, WalEvent::Space(Space::Low));
         matches!(
             e,
             WalEvent::Failed {
@@ -535,10 +540,61 @@ fn no_room_for_segments_is_said_early_and_ends_by_itself() {
             }
         )
     });
+    assert!(
+        low,
+        "there was room for acks, and a warning, before there was none"
+    );
     assert_eq!(wal.space(), Space::Full);
     assert!(wal.acked() < 21);
     faults.on.store(false, Ordering::SeqCst);
     until(&mut wal, |w| w.acked() == 21 && w.space() == Space::Ok);
+}
+
+/// A disk that has room for checkpoints and the manifest only when the reserve is given up.
+struct Crammed {
+    reserve: PathBuf,
+}
+
+impl Faults for Crammed {
+    fn before(&self, operation: Operation) -> io::Result<()> {
+        let small = matches!(operation, Operation::Checkpoint | Operation::Manifest);
+        match small && self.reserve.exists() {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn the_reserve_lets_a_full_disk_drop_segments() {
+    let data = tempfile::tempdir().unwrap();
+    let reserve = lane_dir(data.path(), 0).join("reserve");
+    let faults: Arc<dyn Faults> = Arc::new(Crammed {
+        reserve: reserve.clone(),
+    });
+    let (mut wal, _) = open(
+        data.path(),
+        1,
+        FileOptions {
+            faults: Some(faults),
+            ..small()
+        },
+    );
+    for _ in 0..30 {
+        put(&mut wal, &[vec![3; 5000]]);
+    }
+    until(&mut wal, |_| reserve.exists());
+    wal.put_checkpoint(1, 30, Bytes::from_static(b"all"))
+        .unwrap();
+    event(&mut wal, |e| {
+        matches!(e, WalEvent::Checkpoint { result: Ok(()), .. })
+    });
+    // It comes back as soon as there is room again.
+    until(&mut wal, |_| reserve.exists());
+    let first = wal.segments()[0].id;
+    wal.drop_segment(first).unwrap();
+    until(&mut wal, |_| !segment(data.path(), first).exists());
+    until(&mut wal, |_| reserve.exists());
 }
 
 #[test]
@@ -705,5 +761,105 @@ proptest! {
         drop(wal);
         let (got, torn, _) = recover(data.path(), 3).unwrap();
         prop_assert_eq!((got, torn), (want, None));
+    }
+}
+
+/// What a crashing child writes into record `r` of chunk `seq`.
+fn crash_body(seq: u64, r: u64) -> Vec<u8> {
+    let len = (seq * 7919 + r * 104_729) % 9000;
+    (0..len).map(|i| (seq + r + i) as u8).collect()
+}
+
+/// The child of `a_killed_process_loses_nothing_it_acknowledged`: writes for ever, and says what is acknowledged.
+#[test]
+#[ignore = "run by another test, in a process of its own"]
+fn crash_child() {
+    let Some(data) = std::env::var_os("VELA_TEST_CRASH_DIR") else {
+        return;
+    };
+    let epoch = std::env::var("VELA_TEST_CRASH_EPOCH")
+        .unwrap()
+        .parse()
+        .unwrap();
+    let (mut wal, _) = open(Path::new(&data), epoch, small());
+    let (mut said, until) = (0, Instant::now() + Duration::from_secs(20));
+    while Instant::now() < until {
+        while wal.next_seq() - wal.acked() < 6 {
+            let seq = wal.next_seq();
+            let bodies: Vec<_> = (0..seq % 4).map(|r| crash_body(seq, r)).collect();
+            let chunk = chunk(&wal, &bodies);
+            wal.submit(chunk).unwrap();
+        }
+        wal.poll(&mut Vec::new());
+        if wal.acked() > said {
+            said = wal.acked();
+            println!("acked {said}");
+        }
+    }
+}
+
+#[test]
+fn a_killed_process_loses_nothing_it_acknowledged() {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    let data = tempfile::tempdir().unwrap();
+    let mut epoch = 0;
+    // Chunks that a crash cut: they were not acknowledged then.
+    let mut cut = std::collections::HashSet::new();
+    for round in 0..4u64 {
+        epoch += 1;
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "store::file::tests::crash_child",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env("VELA_TEST_CRASH_DIR", data.path())
+            .env("VELA_TEST_CRASH_EPOCH", epoch.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap())
+            .lines()
+            .map_while(Result::ok);
+        let mut acked = 0;
+        let (mut seen, limit) = (0, 40 + round * 37);
+        for line in lines {
+            if let Some(upto) = line.strip_prefix("acked ") {
+                acked = upto.parse().unwrap();
+                seen += 1;
+                if seen == limit {
+                    child.kill().unwrap();
+                }
+            }
+        }
+        child.wait().unwrap();
+        assert!(seen >= limit, "the child ended before it was killed");
+        epoch += 1;
+        let (got, _, wal) = recover(data.path(), epoch).unwrap();
+        assert!(
+            got.last().unwrap().0 >= acked,
+            "{} acknowledged, {:?} found",
+            acked,
+            got.last().map(|c| c.0)
+        );
+        assert!(got.iter().map(|c| c.0).eq(1..=got.len() as u64));
+        for (seq, bodies) in &got {
+            if bodies.len() as u64 != seq % 4 && *seq > acked {
+                cut.insert(*seq);
+            }
+            let whole = bodies.len() as u64 == seq % 4 || cut.contains(seq);
+            assert!(
+                whole
+                    && bodies
+                        .iter()
+                        .zip(0..)
+                        .all(|(b, r)| *b == crash_body(*seq, r)),
+                "chunk {seq}"
+            );
+        }
+        drop(wal);
     }
 }

@@ -6,6 +6,7 @@
 )]
 use super::*;
 use crate::store::chunk::{FRAME_LEN, HEADER_LEN};
+use crate::store::wal::Wal;
 
 fn chunk(wal: &MemoryWal, bodies: &[&[u8]]) -> Chunk {
     let mut builder = ChunkBuilder::new(&BufferPool::new(wal.epoch(), 0), 1 << 20);
