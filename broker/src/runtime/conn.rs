@@ -4,6 +4,7 @@
 //! polls does bounded work and is then behind the other tasks of the core again.
 
 use super::core::Core;
+use super::guests::Ticket;
 use super::port::{ConnId, CoreEngine, Now, Output, Storage};
 use super::raw;
 use futures_io::{AsyncRead, AsyncWrite};
@@ -50,6 +51,8 @@ pub(super) struct Conn {
     pub(super) write_blocked: bool,
     /// Waits for the shared tick instead of for readiness.
     pub(super) gate: Gate,
+    /// Its place among the broker's connections.
+    _ticket: Ticket,
 }
 
 /// Where a connection is with the read gate.
@@ -86,7 +89,7 @@ pub(super) enum Fed {
 }
 
 impl Conn {
-    pub(super) fn new(id: ConnId, stream: TcpStream, max_frame: usize) -> Self {
+    pub(super) fn new(id: ConnId, stream: TcpStream, ticket: Ticket, max_frame: usize) -> Self {
         Self {
             id: Some(id),
             stream,
@@ -96,6 +99,7 @@ impl Conn {
             queue: VecDeque::new(),
             write_blocked: false,
             gate: Gate::Off,
+            _ticket: ticket,
         }
     }
 

@@ -201,7 +201,8 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
     fn accept(&mut self, accepted: Accepted, now: Now) -> usize {
         let id = self.engine.accept(accepted.peer, accepted.local, now);
-        let conn = Conn::new(id, raw::adopt(accepted.socket), self.engine.max_frame());
+        let max_frame = self.engine.max_frame();
+        let conn = Conn::new(id, raw::adopt(accepted.socket), accepted.ticket, max_frame);
         let key = self.conns.insert(conn);
         let slot = id.slot as usize;
         if self.by_slot.len() <= slot {

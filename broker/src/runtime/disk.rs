@@ -40,7 +40,7 @@ pub(super) struct MetaEnd {
 
 impl SharedMeta {
     /// Shares `service` between cores, each of which is woken by its `wake`.
-    pub(super) fn new(service: MetaService, wakes: &[Wake]) -> Vec<MetaEnd> {
+    pub(super) fn share(service: MetaService, wakes: &[Wake]) -> Vec<MetaEnd> {
         let (listeners, receivers): (Vec<_>, Vec<_>) = wakes
             .iter()
             .map(|wake| {

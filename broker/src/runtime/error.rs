@@ -86,6 +86,31 @@ pub enum StartError {
         /// What is wrong and what to do.
         cause: String,
     },
+    /// The data directory is in use, or was made for something else.
+    #[error(transparent)]
+    Directory(#[from] crate::store::lock::DataDirError),
+    /// A message of the largest size would not fit a log segment.
+    #[error(
+        "maxMessageSize {message} does not fit a log segment of segmentSizeMb {segment_mb}, which takes messages of {largest} bytes at most: raise segmentSizeMb or lower maxMessageSize"
+    )]
+    Segment {
+        /// The setting.
+        segment_mb: u64,
+        /// The setting, in bytes.
+        message: u64,
+        /// The largest message that would fit, in bytes.
+        largest: usize,
+    },
+    /// Core ports would go beyond the last port.
+    #[error(
+        "corePorts {first} leaves no room for {cores} ports below 65536: choose a lower first port, or 0 for any free ones"
+    )]
+    CorePorts {
+        /// The setting.
+        first: u16,
+        /// How many are needed.
+        cores: u16,
+    },
     /// More cores than there are.
     #[error(
         "cores is {asked}, but this process may run on {allowed} CPUs only: ask for fewer, or widen the affinity mask or cpuset"

@@ -5,14 +5,19 @@
 //! it a second broker would silently share the port, and few connections would be spread badly.
 
 use super::error::StartError;
+use super::guests::{Guests, Limits};
 use super::port::CoreId;
 use super::post::{Accepted, Post};
+use bytes::BytesMut;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, Socket, Type};
-use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::io::{self, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use vela_codec::encode;
+use vela_proto::ServerError;
 
 /// Connections the kernel keeps for us to accept.
 const BACKLOG: i32 = 1024;
@@ -42,32 +47,63 @@ pub(super) fn address(bind: &str) -> Result<IpAddr, StartError> {
         .ok_or_else(|| fail(io::Error::from(io::ErrorKind::NotFound)))
 }
 
-/// Listens on a port; 0 is any free one.
+/// The name of a setting and the flag that sets it.
+pub(super) type Setting = (&'static str, &'static str);
+
+/// Takes a port, without listening yet; 0 is any free one. Answers which it is.
 ///
 /// # Errors
 /// [`StartError::PortTaken`] and its neighbours, naming port and setting.
-pub(super) fn listen(
+pub(super) fn bind(ip: IpAddr, port: u16, setting: Setting) -> Result<(Socket, u16), StartError> {
+    let at = SocketAddr::new(ip, port);
+    let bind = || {
+        let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
+        // A restart must not wait for the last run's connections to time out.
+        socket.set_reuse_address(true)?;
+        if at.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        socket.bind(&at.into())?;
+        let bound = socket
+            .local_addr()?
+            .as_socket()
+            .map_or(port, |at| at.port());
+        Ok((socket, bound))
+    };
+    bind().map_err(|cause| refused(ip, port, setting, cause))
+}
+
+/// Listens on a bound port.
+///
+/// # Errors
+/// As [`bind`]: somebody else may have been faster.
+pub(super) fn open(
+    socket: Socket,
     ip: IpAddr,
     port: u16,
-    setting: &'static str,
-    flag: &'static str,
+    setting: Setting,
 ) -> Result<TcpListener, StartError> {
-    let at = SocketAddr::new(ip, port);
-    bind(at).map_err(|cause| match cause.kind() {
+    socket
+        .listen(BACKLOG)
+        .and_then(|()| socket.set_nonblocking(true))
+        .map_err(|cause| refused(ip, port, setting, cause))?;
+    Ok(socket.into())
+}
+
+fn refused(ip: IpAddr, port: u16, (setting, flag): Setting, cause: io::Error) -> StartError {
+    let address = ip.to_string();
+    match cause.kind() {
         io::ErrorKind::AddrInUse => StartError::PortTaken {
             port,
             setting,
-            address: ip.to_string(),
+            address,
             flag,
         },
-        io::ErrorKind::AddrNotAvailable => StartError::BindAddress {
-            address: ip.to_string(),
-            cause,
-        },
+        io::ErrorKind::AddrNotAvailable => StartError::BindAddress { address, cause },
         kind => StartError::Listen {
             port,
             setting,
-            address: ip.to_string(),
+            address,
             cause,
             remedy: match kind {
                 io::ErrorKind::PermissionDenied => {
@@ -76,20 +112,15 @@ pub(super) fn listen(
                 _ => "Choose another address or port",
             },
         },
-    })
+    }
 }
 
-fn bind(at: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
-    // A restart must not wait for the last run's connections to time out.
-    socket.set_reuse_address(true)?;
-    if at.is_ipv6() {
-        socket.set_only_v6(false)?;
-    }
-    socket.bind(&at.into())?;
-    socket.listen(BACKLOG)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket.into())
+/// [`bind`] and [`open`] in one.
+#[cfg(test)]
+pub(super) fn listen(ip: IpAddr, port: u16) -> Result<TcpListener, StartError> {
+    let setting = ("brokerServicePort", "--port");
+    let (socket, port) = bind(ip, port, setting)?;
+    open(socket, ip, port, setting)
 }
 
 /// A listening socket and the core its connections go to; none: the least loaded one.
@@ -97,12 +128,6 @@ fn bind(at: SocketAddr) -> io::Result<TcpListener> {
 pub(super) struct Door {
     pub(super) listener: TcpListener,
     pub(super) core: Option<CoreId>,
-}
-
-/// Limits on the number of connections. 0: no limit.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Limits {
-    pub(super) connections: u64,
 }
 
 /// Accepts and hands on, until `stop` becomes readable.
@@ -116,6 +141,7 @@ pub(super) fn accept_until<M: Send + 'static>(
     stop: &UnixStream,
 ) -> io::Result<()> {
     let mut complaint = Complaint::default();
+    let guests = Arc::new(Guests::default());
     loop {
         let mut waits: Vec<PollFd<'_>> = vec![PollFd::new(stop, PollFlags::IN)];
         waits.extend(
@@ -140,7 +166,7 @@ pub(super) fn accept_until<M: Send + 'static>(
             .zip(ready.iter().skip(1))
             .filter(|(_, ready)| **ready)
         {
-            if !accept_some(door, post, limits, &mut complaint, stop)? {
+            if !accept_some(door, post, (&guests, limits), &mut complaint, stop)? {
                 return Ok(());
             }
         }
@@ -151,7 +177,7 @@ pub(super) fn accept_until<M: Send + 'static>(
 fn accept_some<M: Send + 'static>(
     door: &Door,
     post: &Post<M>,
-    limits: Limits,
+    (guests, limits): (&Arc<Guests>, Limits),
     complaint: &mut Complaint,
     stop: &UnixStream,
 ) -> io::Result<bool> {
@@ -168,16 +194,14 @@ fn accept_some<M: Send + 'static>(
                 }
             },
         };
-        let total: u64 = (0..post.cores()).map(|core| post.connections(core)).sum();
-        if limits.connections > 0 && total >= limits.connections {
-            complaint.say(|| {
-                format!(
-                    "connection of {peer} refused: brokerMaxConnections is {}",
-                    limits.connections
-                )
-            });
-            continue;
-        }
+        let ticket = match guests.admit(peer.ip(), limits) {
+            Ok(ticket) => ticket,
+            Err((limit, value)) => {
+                complaint.say(|| format!("connection of {peer} refused: {limit} is {value}"));
+                turn_away(socket);
+                continue;
+            }
+        };
         let prepared = socket
             .set_nonblocking(true)
             .and_then(|()| socket.set_nodelay(true))
@@ -190,6 +214,7 @@ fn accept_some<M: Send + 'static>(
             socket,
             peer,
             local,
+            ticket,
         };
         while let Err(back) =
             post.send_socket(door.core.unwrap_or_else(|| post.least_loaded()), accepted)
@@ -203,6 +228,22 @@ fn accept_some<M: Send + 'static>(
         }
     }
     Ok(true)
+}
+
+/// Says why before it hangs up, as Pulsar does: an ERROR without a request.
+fn turn_away(mut socket: TcpStream) {
+    let mut text = BytesMut::new();
+    encode::error(
+        &mut text,
+        u64::MAX,
+        ServerError::NotAllowedError,
+        "Reached the maximum number of connections",
+    );
+    // Best effort: a fresh socket has room for this much, and its peer may be gone.
+    let _ = socket
+        .set_nonblocking(true)
+        .and_then(|()| socket.write_all(&text))
+        .and_then(|()| socket.shutdown(Shutdown::Write));
 }
 
 /// Waits a little. False: the end has come.
@@ -244,11 +285,9 @@ mod tests {
 
     #[test]
     fn a_taken_port_is_named_with_its_setting_and_the_way_out() {
-        let first = listen(LOCAL, 0, "brokerServicePort", "--port").unwrap();
+        let first = listen(LOCAL, 0).unwrap();
         let port = first.local_addr().unwrap().port();
-        let error = listen(LOCAL, port, "brokerServicePort", "--port")
-            .unwrap_err()
-            .to_string();
+        let error = listen(LOCAL, port).unwrap_err().to_string();
         for part in [
             &port.to_string(),
             "brokerServicePort",
@@ -260,7 +299,7 @@ mod tests {
         }
         // Free at once when the first listener is gone.
         drop(first);
-        listen(LOCAL, port, "brokerServicePort", "--port").unwrap();
+        listen(LOCAL, port).unwrap();
     }
 
     #[test]
@@ -273,14 +312,9 @@ mod tests {
             error.contains("no such address") && error.contains("0.0.0.0"),
             "{error}"
         );
-        let error = listen(
-            "192.0.2.1".parse().unwrap(),
-            0,
-            "brokerServicePort",
-            "--port",
-        )
-        .unwrap_err()
-        .to_string();
+        let error = listen("192.0.2.1".parse().unwrap(), 0)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("192.0.2.1"), "{error}");
     }
 }

@@ -9,14 +9,17 @@ mod disk;
 mod error;
 mod executor;
 mod gate;
+mod guests;
 mod listen;
 mod port;
 mod post;
 mod preflight;
 mod raw;
+mod start;
 mod watchdog;
 
 pub use error::StartError;
+pub use start::run;
 
 #[cfg(test)]
 mod tests;

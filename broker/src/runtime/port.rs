@@ -1,13 +1,13 @@
 //! What the runtime asks of an engine, so that it can be proven by itself: the broker's engine is one
 //! implementation, the tests' engines are others.
 
-pub use crate::engine::{ConnId, CoreId, Now};
+pub(super) use crate::engine::{ConnId, CoreId, Now};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use vela_codec::Frame;
 
 /// Bytes that wait to be sent on one connection.
-pub trait Output {
+pub(super) trait Output {
     /// Fills `into` with the first waiting pieces and answers how many there are.
     fn io_slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize;
     /// The first `n` waiting bytes were sent.
@@ -16,15 +16,15 @@ pub trait Output {
 
 /// What an engine wants done with sockets and mailboxes.
 #[derive(Debug)]
-pub struct NetworkEffects<M> {
+pub(super) struct NetworkEffects<M> {
     /// Connections that have output, each at most once.
-    pub dirty: Vec<ConnId>,
+    pub(super) dirty: Vec<ConnId>,
     /// Connections whose frames are wanted again.
-    pub resumed: Vec<ConnId>,
+    pub(super) resumed: Vec<ConnId>,
     /// Connections to close after what they have to send.
-    pub close: Vec<ConnId>,
+    pub(super) close: Vec<ConnId>,
     /// Messages to other cores, by core.
-    pub mail: Vec<Vec<M>>,
+    pub(super) mail: Vec<Vec<M>>,
 }
 
 impl<M> Default for NetworkEffects<M> {
@@ -40,7 +40,7 @@ impl<M> Default for NetworkEffects<M> {
 
 impl<M> NetworkEffects<M> {
     /// Whether nothing is wanted.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.dirty.is_empty()
             && self.resumed.is_empty()
             && self.close.is_empty()
@@ -50,35 +50,35 @@ impl<M> NetworkEffects<M> {
 
 /// What `/metrics` shows of one core's engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Figures {
+pub(super) struct Figures {
     /// Open connections.
-    pub connections: u64,
+    pub(super) connections: u64,
     /// Open producers.
-    pub producers: u64,
+    pub(super) producers: u64,
     /// Open consumers.
-    pub consumers: u64,
+    pub(super) consumers: u64,
     /// Topics this core owns.
-    pub topics: u64,
+    pub(super) topics: u64,
     /// Subscriptions of these topics.
-    pub subscriptions: u64,
+    pub(super) subscriptions: u64,
     /// Messages published since the start.
-    pub messages_in: u64,
+    pub(super) messages_in: u64,
     /// Messages dispatched since the start.
-    pub messages_out: u64,
+    pub(super) messages_out: u64,
     /// Bytes of messages published since the start.
-    pub bytes_in: u64,
+    pub(super) bytes_in: u64,
     /// Bytes of messages dispatched since the start.
-    pub bytes_out: u64,
+    pub(super) bytes_out: u64,
     /// Acknowledged message ids since the start.
-    pub acks: u64,
+    pub(super) acks: u64,
     /// Publishes refused since the start.
-    pub publish_errors: u64,
+    pub(super) publish_errors: u64,
     /// Connections closed because of what they sent, since the start.
-    pub protocol_errors: u64,
+    pub(super) protocol_errors: u64,
 }
 
 /// One core's broker logic: single-threaded, without IO, driven by events and the time.
-pub trait CoreEngine: 'static {
+pub(super) trait CoreEngine: 'static {
     /// What cores send each other.
     type Message: Send + 'static;
     /// Output of one connection.
@@ -122,7 +122,7 @@ pub trait CoreEngine: 'static {
 }
 
 /// One core's way to the disk. It never blocks the core: helpers do the work, and wake the core when done.
-pub trait Storage<E>: 'static {
+pub(super) trait Storage<E>: 'static {
     /// Carries out what the engine wants of log and metadata. True if it wanted anything.
     fn carry_out(&mut self, engine: &mut E, now: Now) -> bool;
     /// Hands outcomes to the engine. True if there were any.

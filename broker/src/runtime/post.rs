@@ -8,6 +8,7 @@
 //! order is kept; the sender reads none of its sockets until it is rid of it. The receiver tells senders
 //! that were turned away when there is room. A socket that finds its queue full waits with the acceptor.
 
+use super::guests::Ticket;
 use super::port::CoreId;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use std::net::{SocketAddr, TcpStream};
@@ -27,6 +28,7 @@ pub(super) struct Accepted {
     pub(super) socket: TcpStream,
     pub(super) peer: SocketAddr,
     pub(super) local: SocketAddr,
+    pub(super) ticket: Ticket,
 }
 
 /// One core as the others see it.

@@ -2,7 +2,8 @@
 
 use crate::runtime::clock::Clock;
 use crate::runtime::cluster::{Cluster, Common};
-use crate::runtime::listen::{self, Door, Limits};
+use crate::runtime::guests::Limits;
+use crate::runtime::listen::{self, Door};
 use crate::runtime::port::*;
 use crate::runtime::post::Post;
 use crate::runtime::preflight;
@@ -326,12 +327,12 @@ impl Server {
         let cluster = Cluster::start(&common, post, parts).unwrap();
         let local = "127.0.0.1".parse().unwrap();
         let mut doors = vec![Door {
-            listener: listen::listen(local, 0, "brokerServicePort", "--port").unwrap(),
+            listener: listen::listen(local, 0).unwrap(),
             core: None,
         }];
         for core in 0..cores {
             doors.push(Door {
-                listener: listen::listen(local, 0, "corePorts", "--core-ports").unwrap(),
+                listener: listen::listen(local, 0).unwrap(),
                 core: Some(core),
             });
         }
