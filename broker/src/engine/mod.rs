@@ -147,7 +147,12 @@ impl Engine {
 
     /// Chunks of a lane up to `upto` are durable.
     pub fn durable(&mut self, shard: u32, upto: u64, _now: Now) {
-        self.topics.durable(&mut self.cx, shard, upto);
+        self.topics.durable(&mut self.cx, shard, upto, upto);
+    }
+
+    /// Chunks of a lane up to `upto` were written and count as durable; those up to `synced` survive a power failure.
+    pub fn written(&mut self, shard: u32, upto: u64, synced: u64, _now: Now) {
+        self.topics.durable(&mut self.cx, shard, upto, synced);
     }
 
     /// Writing a lane failed.

@@ -167,7 +167,8 @@ impl ChunkBuilder {
 
     /// Finishes the block: writes the header and zeroes the padding.
     ///
-    /// `seq` is the chunk's number in its lane (first is 1), `durable` the contiguous durable prefix at this moment.
+    /// `seq` is the chunk's number in its lane (first is 1), `durable` the durable prefix at this moment, see
+    /// [`super::wal::Wal::durable`].
     /// A block that uses less than half of its memory moves to a smaller piece, so that small chunks hold little.
     pub fn seal(mut self, epoch: u64, lane: u32, seq: u64, durable: u64) -> Chunk {
         let whole = padded(self.len);

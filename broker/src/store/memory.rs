@@ -453,7 +453,7 @@ impl MemoryWal {
         })
     }
 
-    /// The next write to complete fails with `error` instead. `Full` keeps it until [`Wal::retry`]; anything else
+    /// The next write to complete fails with `error` instead. `Full` keeps it until `retry`; anything else
     /// stops the lane.
     pub fn fail_next(&self, error: WalError) {
         self.lock().fail_next = Some(error);

@@ -433,8 +433,9 @@ impl Sessions {
                         position.entry as u64,
                     );
                 });
-                session.answered(cx);
-                Self::settle(session, cx, now);
+                if session.answered(cx) {
+                    Self::settle(session, cx, now);
+                }
             }
             Message::Deliver { client, delivery } => {
                 let Some(session) = self.find(client.session) else {
@@ -454,8 +455,9 @@ impl Sessions {
                 session
                     .out
                     .encode(|buf| encode::send_error(buf, client.id, sequence_id, error, message));
-                session.answered(cx);
-                Self::settle(session, cx, now);
+                if session.answered(cx) {
+                    Self::settle(session, cx, now);
+                }
             }
             Message::Acked {
                 client,
@@ -621,15 +623,18 @@ impl Sessions {
 }
 
 impl Session {
-    /// One SEND has its answer.
-    fn answered(&mut self, cx: &mut Context) {
+    /// One SEND has its answer. True if the session may go on because of it.
+    fn answered(&mut self, cx: &mut Context) -> bool {
+        let mut freed = false;
         self.pending_publishes = self.pending_publishes.saturating_sub(1);
         if self.holds.pending_requests
             && self.pending_publishes <= cx.settings.max_pending_publish_requests_per_connection / 2
         {
             self.holds.pending_requests = false;
+            freed = true;
         }
         self.touch(cx);
+        freed
     }
 
     fn deliver(&mut self, cx: &mut Context, client: ClientRef, delivery: Delivery) {

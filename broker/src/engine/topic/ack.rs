@@ -2,7 +2,8 @@
 
 use vela_proto::ServerError;
 
-use super::subscription::{Subscription, mark_delete};
+use super::dispatch::stored_batch_size;
+use super::subscription::{Held, Subscription, mark_delete};
 use super::{Seat, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{AckedId, ClientRef, Message};
@@ -13,6 +14,10 @@ type Refusal = Option<(ServerError, &'static str)>;
 
 const BEYOND: &str = "the position is beyond the last message of the topic";
 const BEHIND: &str = "the position is behind the mark-delete position of the subscription";
+const WIDE_SET: &str = "the ack set is wider than the batch can be";
+/// Words of an ack set that are taken for an entry whose batch size is not at hand: twice the batch that clients make by
+/// default. What a set may hold on to in memory is bounded by it.
+const UNCHECKED_WORDS: usize = 32;
 const RESETTING: &str = "the subscription is being reset";
 
 impl Topics {
@@ -54,6 +59,13 @@ impl Topics {
         } else {
             self.ack_individually(cx, slot, sub_slot, consumer, ids, now)
         };
+        if let Some(seat) = self.lanes.get_mut(lane)
+            && seat.lane.is_full()
+            && seat.hold(client.session)
+        {
+            let session = client.session;
+            cx.post(session.core, Message::Hold { session });
+        }
         if let Some(request_id) = request_id {
             self.after_log(
                 cx,
@@ -74,6 +86,9 @@ impl Topics {
         let sub = topic.subs.get_mut(sub_slot as usize)?;
         if id.position > topic.confirmed {
             return Some((ServerError::UnknownError, BEYOND));
+        }
+        if id.ack_set.len() > UNCHECKED_WORDS {
+            return Some((ServerError::UnknownError, WIDE_SET));
         }
         let before = mark_delete(&topic.state, sub);
         let outcome = match sub.cursor {
@@ -124,17 +139,30 @@ impl Topics {
                 refusal = Some((ServerError::UnknownError, BEYOND));
                 continue;
             }
+            let batch_size = match id.ack_set.len() {
+                0 => None,
+                words => {
+                    let size = sub.batch_size(id.position, consumer);
+                    let size = size.or_else(|| stored_batch_size(&topic.state, seat, id.position));
+                    if size.is_none() && words > UNCHECKED_WORDS {
+                        refusal = Some((ServerError::UnknownError, WIDE_SET));
+                        continue;
+                    }
+                    size
+                }
+            };
             let id = log::AckedId {
                 position: id.position,
                 ack_set: id.ack_set.into(),
-                batch_size: None,
+                batch_size,
             };
             let outcome = match sub.cursor {
                 Some(cursor) => topic.state.ack(cursor, &id).unwrap_or_default(),
                 None if id.ack_set.is_empty() => sub.own.ack(&topic.state.ledgers, id.position),
-                None => sub
-                    .own
-                    .ack_partial(&topic.state.ledgers, id.position, &id.ack_set, None),
+                None => {
+                    sub.own
+                        .ack_partial(&topic.state.ledgers, id.position, &id.ack_set, batch_size)
+                }
             };
             let open = sub
                 .acks(&topic.state)
@@ -142,7 +170,9 @@ impl Topics {
                 .map(<[i64]>::to_vec);
             messages +=
                 u64::from(sub.release(id.position, consumer, outcome.newly_acked, open.as_deref()));
-            changed.push(id);
+            if outcome.newly_acked || !id.ack_set.is_empty() {
+                changed.push(id);
+            }
         }
         if let Some(entry) = sub.consumers.get_mut(consumer as usize) {
             entry.acked.add(messages, now.ms);
@@ -205,6 +235,19 @@ impl Topics {
 }
 
 impl Subscription {
+    /// The batch size of an entry that a consumer holds.
+    fn batch_size(&self, position: Position, consumer: u32) -> Option<u32> {
+        let held = |consumer: &super::subscription::Consumer| {
+            consumer.pending.get(&position).map(|held| held.batch)
+        };
+        let own = self.consumers.get(consumer as usize).and_then(held);
+        own.or_else(|| {
+            self.consumers
+                .iter()
+                .find_map(|(_, consumer)| held(consumer))
+        })
+    }
+
     /// Takes an acknowledged entry, or the acknowledged part of it, off whoever holds it. Returns the messages this concerned.
     fn release(
         &mut self,
@@ -235,7 +278,11 @@ impl Subscription {
             }
             return u32::from(whole);
         };
-        let Some(held) = holder.pending.get_mut(&position) else {
+        let Some(held) = holder
+            .pending
+            .get_mut(&position)
+            .map(|held| &mut held.permits)
+        else {
             return 0;
         };
         let left = match open {
@@ -263,14 +310,15 @@ impl Subscription {
         let Some(consumer) = self.consumers.get_mut(index) else {
             return;
         };
-        let back: Vec<(Position, u32)> = match ids {
+        let back: Vec<(Position, Held)> = match ids {
             None => std::mem::take(&mut consumer.pending).into_iter().collect(),
             Some(ids) => ids
                 .into_iter()
-                .filter_map(|id| consumer.pending.remove(&id).map(|messages| (id, messages)))
+                .filter_map(|id| consumer.pending.remove(&id).map(|held| (id, held)))
                 .collect(),
         };
-        for (position, messages) in back {
+        for (position, held) in back {
+            let messages = held.permits;
             consumer.unacked = consumer.unacked.saturating_sub(messages);
             self.unacked = self.unacked.saturating_sub(u64::from(messages));
             self.replay.insert(position);

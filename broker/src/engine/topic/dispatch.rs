@@ -8,12 +8,12 @@ use bytes::Bytes;
 use vela_codec::entry::Entry;
 
 use super::lanes::LaneSeat;
-use super::subscription::Subscription;
+use super::subscription::{Held, Subscription};
 use super::{Seat, Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Delivery, Message};
 use crate::engine::time::Now;
-use crate::store::log::{AckedId, Position, Read, TopicState};
+use crate::store::log::{AckedId, Position, Read, ReadHint, TopicState};
 
 /// Entries that one subscription hands out before others have their turn.
 const TURN_ENTRIES: usize = 4096;
@@ -227,6 +227,37 @@ fn acknowledge_hidden(
     }
 }
 
+/// An entry that goes to a consumer.
+struct Chosen {
+    position: Position,
+    data: Bytes,
+    /// Messages in it.
+    count: u32,
+    batch: bool,
+    /// What the delivery costs.
+    permits: u32,
+    ack_set: Vec<i64>,
+}
+
+/// The batch size of a stored entry, if it is in memory and a batch.
+pub(super) fn stored_batch_size(
+    state: &TopicState,
+    seat: &mut LaneSeat,
+    position: Position,
+) -> Option<u32> {
+    let hint = &mut ReadHint::default();
+    match seat
+        .lane
+        .read_entry(&state.ledgers, state.id, position, hint)
+    {
+        Read::Entry(data) => match content(&data) {
+            Content::Messages { count, .. } => Some(count),
+            Content::Hidden => None,
+        },
+        _ => None,
+    }
+}
+
 /// One subscription's turn.
 struct Run<'a> {
     state: &'a TopicState,
@@ -299,7 +330,15 @@ impl Run<'_> {
                 return false;
             };
             self.taken(position, replayed);
-            self.send(cx, index, position, data, permits, batch, ack_set, now);
+            let chosen = Chosen {
+                position,
+                data,
+                count,
+                batch,
+                permits,
+                ack_set,
+            };
+            self.send(cx, index, chosen, now);
         }
         true
     }
@@ -331,18 +370,15 @@ impl Run<'_> {
         }
     }
 
-    #[allow(clippy::too_many_arguments)] // One delivery's facts.
-    fn send(
-        &mut self,
-        cx: &mut Context,
-        index: usize,
-        position: Position,
-        data: Bytes,
-        permits: u32,
-        batch: bool,
-        ack_set: Vec<i64>,
-        now: Now,
-    ) {
+    fn send(&mut self, cx: &mut Context, index: usize, chosen: Chosen, now: Now) {
+        let Chosen {
+            position,
+            data,
+            count,
+            batch,
+            permits,
+            ack_set,
+        } = chosen;
         let sub = &mut *self.sub;
         let Some(consumer) = sub.consumers.get_mut(index) else {
             return;
@@ -363,7 +399,13 @@ impl Run<'_> {
             0
         };
         if sub.shared {
-            consumer.pending.insert(position, permits);
+            consumer.pending.insert(
+                position,
+                Held {
+                    permits,
+                    batch: count,
+                },
+            );
             consumer.unacked += permits;
             sub.unacked += u64::from(permits);
             let limit = cx.settings.max_unacked_messages_per_consumer;

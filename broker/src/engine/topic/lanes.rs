@@ -27,6 +27,13 @@ pub(super) enum Pending {
         highest_sequence_id: Option<u64>,
         position: Position,
     },
+    /// A SEND that was refused gets its error in its turn.
+    Refused {
+        topic: u32,
+        producer: u32,
+        client: ClientRef,
+        message: Box<Message>,
+    },
     /// Any other answer.
     Post { core: CoreId, message: Box<Message> },
 }
@@ -96,6 +103,11 @@ impl LaneSeat {
         self.pending.push_back((seq, pending));
     }
 
+    /// Queues what follows when everything appended so far is durable.
+    pub(super) fn push_behind(&mut self, pending: Pending) {
+        self.pending.push_back((self.last_seq, pending));
+    }
+
     /// Counts a session as held by this lane; false if it is already.
     pub(super) fn hold(&mut self, session: SessionRef) -> bool {
         self.held.insert(session)
@@ -116,6 +128,18 @@ impl LaneSeat {
         }
     }
 
+    /// Nothing appended to this lane becomes durable any more.
+    fn is_fenced(&self) -> bool {
+        self.failure
+            .as_ref()
+            .is_some_and(|failure| !matches!(failure, WalError::Full { .. }))
+    }
+
+    /// Nothing becomes durable for now: errors need not wait for their turn.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.failure.is_some()
+    }
+
     fn everything_durable(&self) -> bool {
         self.pending.is_empty() && self.last_seq <= self.lane.durable_seq()
     }
@@ -131,15 +155,15 @@ impl Topics {
         message: Message,
     ) {
         match self.lanes.get_mut(lane) {
-            Some(seat) if !seat.everything_durable() && seat.failure.is_none() => {
+            Some(seat) if seat.is_fenced() => {
+                if let Some(message) = without_log(message) {
+                    cx.post(core, message);
+                }
+            }
+            Some(seat) if !seat.everything_durable() => {
                 let seq = seat.last_seq;
-                seat.push(
-                    seq,
-                    Pending::Post {
-                        core,
-                        message: Box::new(message),
-                    },
-                );
+                let message = Box::new(message);
+                seat.push(seq, Pending::Post { core, message });
             }
             _ => cx.post(core, message),
         }
@@ -150,12 +174,12 @@ impl Topics {
     }
 
     /// The log says that chunks up to `upto` are durable.
-    pub(crate) fn durable(&mut self, cx: &mut Context, shard: u32, upto: u64) {
+    pub(crate) fn durable(&mut self, cx: &mut Context, shard: u32, upto: u64, synced: u64) {
         let index = self.lane_at(cx, shard);
         let Some(seat) = self.lanes.get_mut(index) else {
             return;
         };
-        seat.lane.durable(upto);
+        seat.lane.written(upto, synced);
         if matches!(seat.failure, Some(WalError::Full { .. })) {
             seat.failure = None;
         }
@@ -197,6 +221,15 @@ impl Topics {
                     position,
                 );
             }
+            Pending::Refused {
+                topic,
+                producer,
+                client,
+                message,
+            } => {
+                cx.post(client.session.core, *message);
+                self.producer_answered(cx, client, topic, producer);
+            }
             Pending::Post { core, message } => cx.post(core, *message),
         }
     }
@@ -216,26 +249,30 @@ impl Topics {
             .refusal()
             .unwrap_or((ServerError::PersistenceError, "the log cannot be written"));
         for (_, pending) in std::mem::take(&mut seat.pending) {
-            if let Pending::Receipt {
-                client,
-                topic,
-                producer,
-                sequence_id,
-                highest_sequence_id,
-                ..
-            } = pending
-            {
-                let sequence_id = sequence_id.max(highest_sequence_id.unwrap_or(0));
-                cx.post(
-                    client.session.core,
-                    Message::SendRefused {
+            match pending {
+                Pending::Receipt {
+                    client,
+                    topic,
+                    producer,
+                    sequence_id,
+                    highest_sequence_id,
+                    ..
+                } => {
+                    let message = Message::SendRefused {
                         client,
-                        sequence_id,
+                        sequence_id: sequence_id.max(highest_sequence_id.unwrap_or(0)),
                         error: refusal.0,
                         message: refusal.1,
-                    },
-                );
-                self.producer_answered(cx, client, topic, producer);
+                    };
+                    cx.post(client.session.core, message);
+                    self.producer_answered(cx, client, topic, producer);
+                }
+                Pending::Post { core, message } => {
+                    if let Some(message) = without_log(*message) {
+                        cx.post(core, message);
+                    }
+                }
+                refused @ Pending::Refused { .. } => self.settle(cx, refused),
             }
         }
         let Some(seat) = self.lanes.get_mut(index) else {
@@ -379,4 +416,31 @@ impl Topics {
                 || (seat.lane.is_idle() && seat.pending.is_empty() && !seat.checkpointing)
         })
     }
+}
+
+/// What becomes of an answer whose cause can never be durable: an ack is refused, a peer that waits for anything else is
+/// disconnected rather than told something that is not so.
+fn without_log(message: Message) -> Option<Message> {
+    const ERROR: (ServerError, &str) = (
+        ServerError::PersistenceError,
+        "the log cannot be written; the broker's own log names the cause",
+    );
+    let session = match message {
+        Message::Acked {
+            client, request_id, ..
+        } => {
+            return Some(Message::Acked {
+                client,
+                request_id,
+                error: Some(ERROR),
+            });
+        }
+        Message::ProducerOpened { client, .. }
+        | Message::ConsumerOpened { client, .. }
+        | Message::ProducerClosed { client, .. }
+        | Message::ConsumerClosed { client, .. } => client.session,
+        Message::Reply { session, .. } => session,
+        other => return Some(other),
+    };
+    Some(Message::Disconnect { session })
 }

@@ -164,6 +164,7 @@ impl Topics {
             return self.refuse_send(
                 cx,
                 slot,
+                producer,
                 client,
                 sequence_id.max(highest_sequence_id.unwrap_or(0)),
                 error,
@@ -173,6 +174,7 @@ impl Topics {
             return self.refuse_send(
                 cx,
                 slot,
+                producer,
                 client,
                 sequence_id.max(highest_sequence_id.unwrap_or(0)),
                 error,
@@ -203,6 +205,7 @@ impl Topics {
                 return self.refuse_send(
                     cx,
                     slot,
+                    producer,
                     client,
                     sequence_id.max(highest_sequence_id.unwrap_or(0)),
                     error,
@@ -244,17 +247,21 @@ impl Topics {
         }
     }
 
-    /// The error takes its turn among the receipts, unless nothing can become durable any more.
+    /// The error takes its turn among the receipts, unless nothing becomes durable for now.
     fn refuse_send(
         &mut self,
         cx: &mut Context,
         slot: u32,
+        producer: u32,
         client: ClientRef,
         sequence_id: u64,
         error: (ServerError, &'static str),
     ) {
         cx.counters.publish_errors += 1;
-        let Some(topic) = self.topics.get(slot as usize) else {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
+        let Some(seat) = self.lanes.get_mut(topic.lane) else {
             return;
         };
         let message = Message::SendRefused {
@@ -263,7 +270,19 @@ impl Topics {
             error: error.0,
             message: error.1,
         };
-        self.after_log(cx, topic.lane, client.session.core, message);
+        match topic.producers.get_mut(producer as usize) {
+            Some(entry) if entry.pending > 0 && !seat.is_stuck() => {
+                entry.pending += 1;
+                let message = Box::new(message);
+                seat.push_behind(Pending::Refused {
+                    topic: slot,
+                    producer,
+                    client,
+                    message,
+                });
+            }
+            _ => cx.post(client.session.core, message),
+        }
     }
 
     /// A SEND is durable: the topic's confirmed position moves, the session gets its receipt.
@@ -379,7 +398,10 @@ impl super::Topic {
             bytes: cx.settings.managed_ledger_max_size_per_ledger,
             age_ms: cx.settings.managed_ledger_max_ledger_rollover_time_ms,
         };
-        if self.state.ledgers.current().is_some()
+        // A ledger belongs to one start of the broker: what an earlier one lost of its end is never written again
+        // under the same ids.
+        let current = self.state.ledgers.current();
+        if current.is_some_and(|ledger| seat.lane.is_own_ledger(ledger.id))
             && !self.state.ledgers.should_roll(&policy, now.wall_ms)
         {
             return Ok(());

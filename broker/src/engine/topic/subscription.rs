@@ -16,6 +16,15 @@ use crate::store::log::{AckState, CursorId, Position, ReadHint, Record};
 /// Delivered bytes that a consumer's session may hold unwritten before it is sent no more.
 pub(super) const WINDOW: usize = 1 << 20;
 
+/// An entry that a Shared consumer holds.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Held {
+    /// Messages of it that are not acknowledged.
+    pub(super) permits: u32,
+    /// Messages in it.
+    pub(super) batch: u32,
+}
+
 /// A connected consumer.
 #[derive(Debug)]
 pub(super) struct Consumer {
@@ -33,7 +42,7 @@ pub(super) struct Consumer {
     pub(super) parked: i64,
     pub(super) blocked: bool,
     /// Shared: entries it holds and has not acknowledged, with their messages.
-    pub(super) pending: BTreeMap<Position, u32>,
+    pub(super) pending: BTreeMap<Position, Held>,
     /// Messages in `pending`.
     pub(super) unacked: u32,
     /// Bytes on their way through its session.

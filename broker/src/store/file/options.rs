@@ -44,7 +44,7 @@ pub trait Faults: Send + Sync {
     fn before(&self, operation: Operation) -> io::Result<()>;
 }
 
-/// Settings of a [`FileWal`].
+/// Settings of a [`FileWal`](super::FileWal).
 #[derive(Clone)]
 pub struct FileOptions {
     /// Size of a segment file in bytes; rounded up to whole pages, at least 8192.

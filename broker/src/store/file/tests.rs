@@ -863,3 +863,53 @@ fn a_killed_process_loses_nothing_it_acknowledged() {
         drop(wal);
     }
 }
+
+/// On a real full file system: `VELA_TEST_SMALL_DISK` names an empty one of about a MiB.
+#[test]
+#[ignore = "needs a small file system of its own"]
+fn a_really_full_disk_recovers_by_itself_once_segments_are_dropped() {
+    let Some(disk) = std::env::var_os("VELA_TEST_SMALL_DISK") else {
+        return;
+    };
+    let data = tempfile::tempdir_in(disk).unwrap();
+    let (mut wal, _) = open(data.path(), 1, small());
+    let mut body = 0u8;
+    let mut low = None;
+    loop {
+        body = body.wrapping_add(1);
+        let chunk = chunk(&wal, &[vec![body; 5000]]);
+        wal.submit(chunk).unwrap();
+        let mut events = Vec::new();
+        std::thread::sleep(Duration::from_millis(1));
+        wal.poll(&mut events);
+        low = low.or(events
+            .iter()
+            .any(|e| matches!(e, WalEvent::Space(Space::Low)))
+            .then_some(wal.acked()));
+        if events.iter().any(|e| {
+            matches!(
+                e,
+                WalEvent::Failed {
+                    error: WalError::Full(_)
+                }
+            )
+        }) {
+            break;
+        }
+    }
+    let (acked, last) = (wal.acked(), wal.next_seq() - 1);
+    assert!(low.is_some_and(|l| l < acked) && acked < last);
+    assert!(read(&mut wal, 1).is_ok());
+    wal.put_checkpoint(1, acked, Bytes::from(vec![1; 30_000]))
+        .unwrap();
+    event(&mut wal, |e| {
+        matches!(e, WalEvent::Checkpoint { result: Ok(()), .. })
+    });
+    let below = wal.segments()[2].first_seq;
+    wal.delete(below);
+    until(&mut wal, |w| w.acked() == last);
+    drop(wal);
+    let (got, torn, wal) = recover(data.path(), 2).unwrap();
+    assert_eq!((got[0].0, got.last().unwrap().0, torn), (below, last, None));
+    drop(wal);
+}

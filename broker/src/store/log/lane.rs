@@ -145,6 +145,8 @@ pub struct Lane {
     /// The last chunk given out.
     given: u64,
     durable: u64,
+    /// What chunk headers may claim to be safe from a power failure; behind `durable` when writes are not synced.
+    synced: u64,
     roll: i64,
     /// Bytes of all chunks ever sealed here.
     sealed_bytes: u64,
@@ -175,6 +177,7 @@ impl Lane {
             unacked_bytes: 0,
             given: before,
             durable: before,
+            synced: before,
             roll: 0,
             sealed_bytes: 0,
             cuts: VecDeque::new(),
@@ -259,7 +262,7 @@ impl Lane {
         let Some(open) = self.open.take().filter(|open| !open.is_empty()) else {
             return;
         };
-        let chunk = open.seal(self.epoch, self.index, self.open_seq, self.durable);
+        let chunk = open.seal(self.epoch, self.index, self.open_seq, self.synced);
         self.unacked.push_back(Unacked {
             seq: self.open_seq,
             retained: chunk.retained(),
@@ -312,6 +315,13 @@ impl Lane {
 
     /// All chunks up to `upto` are durable. Never goes back, nor beyond what was given out.
     pub fn durable(&mut self, upto: u64) {
+        self.written(upto, upto);
+    }
+
+    /// All chunks up to `upto` are acknowledged as durable, those up to `synced` even survive a power failure. Chunk
+    /// headers claim only the latter, so that a torn end is not taken for damage where writes are not synced.
+    pub fn written(&mut self, upto: u64, synced: u64) {
+        self.synced = self.synced.max(synced.min(upto).min(self.given));
         let upto = upto.min(self.given);
         while let Some(chunk) = self.unacked.front().filter(|chunk| chunk.seq <= upto) {
             self.unacked_bytes -= chunk.retained;
@@ -344,6 +354,11 @@ impl Lane {
     /// The epoch.
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Was this ledger opened by this start of the broker?
+    pub fn is_own_ledger(&self, ledger: i64) -> bool {
+        u64::try_from(ledger >> ROLL_BITS) == Ok(self.epoch)
     }
 
     /// The chunks in memory.
