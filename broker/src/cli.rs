@@ -128,7 +128,7 @@ pub fn json(effective: &Effective) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::panic)]
+    #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
     use super::*;
     use crate::config::{CorePorts, Source};

@@ -95,7 +95,7 @@ pub fn resolve(flags: &Lookup<'_>, environment: &Lookup<'_>) -> Result<Effective
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
     use super::*;
 

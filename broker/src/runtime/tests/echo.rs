@@ -86,8 +86,10 @@ pub(super) struct Echo {
 
 impl Echo {
     pub(super) fn new(core: CoreId, cores: u16) -> Self {
-        let mut network = NetworkEffects::default();
-        network.mail = (0..cores).map(|_| Vec::new()).collect();
+        let network = NetworkEffects {
+            mail: (0..cores).map(|_| Vec::new()).collect(),
+            ..NetworkEffects::default()
+        };
         Self {
             core,
             cores,
