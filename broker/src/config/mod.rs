@@ -1,0 +1,320 @@
+//! Every setting of the broker, each said once: name, type, default, unit, range, meaning.
+//!
+//! A setting carries the name Apache Pulsar gives it in `broker.conf`; Vela's own follow the same form.
+//! It is set by a flag in kebab case (`--max-message-size`), else by an environment variable
+//! (`VELA_MAX_MESSAGE_SIZE`), else it has its default: see [`resolve`].
+
+mod resolve;
+mod value;
+
+pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
+pub use value::{CorePorts, LogFormat, LogLevel, Sync, TopicType, Value};
+
+/// What is known about one setting besides its value.
+#[derive(Debug)]
+pub struct Definition {
+    /// The name in Pulsar's form, `brokerServicePort`.
+    pub name: &'static str,
+    /// The name as a Rust field, `broker_service_port`; flag and environment variable derive from it.
+    pub field: &'static str,
+    /// Shorter flags for the same setting.
+    pub aliases: &'static [&'static str],
+    /// Unit of the value, empty if it has none.
+    pub unit: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+    /// Whether it may be changed while the broker runs.
+    pub dynamic: bool,
+    /// The smallest and largest value of a number.
+    pub range: Option<(u64, u64)>,
+    allowed: fn(Option<(u64, u64)>) -> String,
+    set: fn(&mut Settings, &str, Option<(u64, u64)>) -> bool,
+    get: fn(&Settings) -> String,
+}
+
+impl Definition {
+    /// The flag without its dashes: `broker-service-port`.
+    #[must_use]
+    pub fn flag(&self) -> String {
+        self.field.replace('_', "-")
+    }
+
+    /// The environment variable: `VELA_BROKER_SERVICE_PORT`.
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("VELA_{}", self.field.to_ascii_uppercase())
+    }
+
+    /// The values that are allowed, for a person.
+    #[must_use]
+    pub fn allowed(&self) -> String {
+        let allowed = (self.allowed)(self.range);
+        if self.unit.is_empty() {
+            allowed
+        } else {
+            format!("{allowed} ({})", self.unit)
+        }
+    }
+
+    /// The value in `settings`, as it would be written.
+    #[must_use]
+    pub fn get(&self, settings: &Settings) -> String {
+        (self.get)(settings)
+    }
+
+    /// Sets the value from text; false, and nothing changed, if the text is not allowed.
+    #[must_use]
+    pub fn set(&self, settings: &mut Settings, text: &str) -> bool {
+        (self.set)(settings, text.trim(), self.range)
+    }
+}
+
+macro_rules! range {
+    () => {
+        None
+    };
+    ($low:literal, $high:literal) => {
+        Some(($low, $high))
+    };
+}
+
+macro_rules! settings {
+    ($(
+        $(#[doc = $doc:literal])+
+        $field:ident: $type:ty = $default:expr,
+        $name:literal $(in $low:literal..=$high:literal)? $(as $unit:literal)? $(aka $alias:literal)? $(, $dynamic:ident)?;
+    )+) => {
+        /// The value of every setting. Plain data: the engine gets it as it is.
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct Settings {
+            $( $(#[doc = $doc])+ pub $field: $type, )+
+        }
+
+        impl Default for Settings {
+            fn default() -> Self {
+                Self { $( $field: $default, )+ }
+            }
+        }
+
+        /// All settings in the order in which they are shown.
+        pub static DEFINITIONS: &[Definition] = &[
+            $( Definition {
+                name: $name,
+                field: stringify!($field),
+                aliases: &[$($alias)?],
+                unit: concat!($($unit)?),
+                doc: concat!($($doc),+),
+                dynamic: matches!(concat!($(stringify!($dynamic))?).as_bytes(), b"dynamic"),
+                range: range!($($low, $high)?),
+                allowed: <$type as Value>::allowed,
+                set: |settings, text, range| match <$type as Value>::parse(text, range) {
+                    Some(value) => { settings.$field = value; true }
+                    None => false,
+                },
+                get: |settings| settings.$field.show(),
+            }, )+
+        ];
+    };
+}
+
+settings! {
+    /// Port of the binary protocol. 0 takes any free port.
+    broker_service_port: u16 = 6650,
+    "brokerServicePort" in 0..=65535 aka "port";
+
+    /// Port of HTTP: admin API and metrics. 0 takes any free port.
+    web_service_port: u16 = 8080,
+    "webServicePort" in 0..=65535 aka "web-port";
+
+    /// Address that both ports listen on.
+    bind_address: String = "0.0.0.0".to_owned(),
+    "bindAddress" aka "bind";
+
+    /// Host name or address that lookups answer with. Empty: the address the client connected to.
+    advertised_address: Option<String> = None,
+    "advertisedAddress";
+
+    /// Name of the cluster this broker is.
+    cluster_name: String = "standalone".to_owned(),
+    "clusterName";
+
+    /// Largest payload of one message. A frame may be 10 KiB larger.
+    max_message_size: u64 = 5_242_880,
+    "maxMessageSize" in 1024..=1073741824 as "bytes";
+
+    /// How often an idle connection is pinged; a connection silent for twice as long is closed.
+    keep_alive_interval_seconds: u64 = 30,
+    "keepAliveIntervalSeconds" in 1..=86400 as "seconds";
+
+    /// How long a probe of an older connection may take before its producer or consumer name is given away. 0 turns the probe off.
+    connection_liveness_check_timeout_millis: u64 = 5000,
+    "connectionLivenessCheckTimeoutMillis" in 0..=3600000 as "milliseconds", dynamic;
+
+    /// Publishes of one connection that may wait for their receipt before its socket is read no further.
+    max_pending_publish_requests_per_connection: u64 = 1000,
+    "maxPendingPublishRequestsPerConnection" in 1..=10000000 as "messages", dynamic;
+
+    /// Create a topic when a client first names it.
+    allow_auto_topic_creation: bool = true,
+    "allowAutoTopicCreation", dynamic;
+
+    /// The kind of topic that is created then.
+    allow_auto_topic_creation_type: TopicType = TopicType::NonPartitioned,
+    "allowAutoTopicCreationType", dynamic;
+
+    /// Partitions of a partitioned topic that is created then.
+    default_num_partitions: u32 = 1,
+    "defaultNumPartitions" in 1..=100000 as "partitions", dynamic;
+
+    /// Create a subscription when a consumer first names it.
+    allow_auto_subscription_creation: bool = true,
+    "allowAutoSubscriptionCreation", dynamic;
+
+    /// Unacknowledged messages at which a consumer gets no more. 0 turns the limit off.
+    max_unacked_messages_per_consumer: u64 = 50_000,
+    "maxUnackedMessagesPerConsumer" in 0..=1000000000 as "messages", dynamic;
+
+    /// Unacknowledged messages at which a shared subscription gets no more. 0 turns the limit off.
+    max_unacked_messages_per_subscription: u64 = 200_000,
+    "maxUnackedMessagesPerSubscription" in 0..=1000000000 as "messages", dynamic;
+
+    /// Entries after which a ledger is closed and the next begun.
+    managed_ledger_max_entries_per_ledger: u64 = 50_000,
+    "managedLedgerMaxEntriesPerLedger" in 1..=1000000000 as "entries";
+
+    /// Age after which a ledger is closed and the next begun.
+    managed_ledger_max_ledger_rollover_time_minutes: u64 = 240,
+    "managedLedgerMaxLedgerRolloverTimeMinutes" in 1..=5256000 as "minutes";
+
+    /// Bytes after which a ledger is closed and the next begun.
+    managed_ledger_max_size_per_ledger_mbytes: u64 = 2048,
+    "managedLedgerMaxSizePerLedgerMbytes" in 1..=1048576 as "MiB";
+
+    /// Memory of the whole broker that caches log chunks for reads.
+    managed_ledger_cache_size_mb: u64 = 64,
+    "managedLedgerCacheSizeMB" in 1..=1048576 as "MiB";
+
+    /// Connections this broker accepts at once. 0: no limit.
+    broker_max_connections: u64 = 0,
+    "brokerMaxConnections" in 0..=10000000 as "connections", dynamic;
+
+    /// Connections this broker accepts at once from one address. 0: no limit.
+    broker_max_connections_per_ip: u64 = 0,
+    "brokerMaxConnectionsPerIp" in 0..=10000000 as "connections", dynamic;
+
+    /// Largest metadata of a consumer, its keys and values together.
+    max_consumer_metadata_size: u64 = 1024,
+    "maxConsumerMetadataSize" in 0..=1048576 as "bytes";
+
+    /// Entries a shared subscription gives one consumer before it turns to the next.
+    dispatcher_max_round_robin_batch_size: u64 = 20,
+    "dispatcherMaxRoundRobinBatchSize" in 1..=100000 as "entries", dynamic;
+
+    /// Directory that holds the log and the metadata.
+    data_dir: String = "./data".to_owned(),
+    "dataDir";
+
+    /// When a publish or acknowledgement counts as done: on disk (always), on disk at the latest after syncIntervalMillis (interval), or handed to the kernel (never).
+    sync: Sync = Sync::Always,
+    "sync";
+
+    /// Longest time between two syncs with sync=interval.
+    sync_interval_millis: u64 = 100,
+    "syncIntervalMillis" in 1..=60000 as "milliseconds";
+
+    /// CPU cores to run on, the first ones the process is allowed. 0: all of them.
+    cores: u16 = 0,
+    "cores" in 0..=1024 as "cores";
+
+    /// Log streams of a new data directory; fixed when it is created. 0: one per core.
+    shards: u32 = 0,
+    "shards" in 0..=1024 as "shards";
+
+    /// Listen on one port more per core, which lookups answer with: off, or the first port. 0 takes any free ports.
+    core_ports: CorePorts = CorePorts::Off,
+    "corePorts";
+
+    /// How long a lightly loaded connection's bytes may wait to be read together with others. 0: lowest latency, highest cost per message.
+    tick_us: u64 = 500,
+    "tickUs" in 0..=10000 as "microseconds";
+
+    /// Size of one segment file of the log.
+    segment_size_mb: u64 = 64,
+    "segmentSizeMb" in 8..=4096 as "MiB";
+
+    /// Bytes of one shard's log that may wait to be durable before publishes have to wait.
+    log_buffer_mb: u64 = 64,
+    "logBufferMb" in 8..=65536 as "MiB";
+
+    /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.
+    io_memory_kb: u64 = 64,
+    "ioMemoryKb" in 64..=1048576 as "KiB";
+
+    /// Form of the broker's own log lines on standard error.
+    log_format: LogFormat = LogFormat::Text,
+    "logFormat";
+
+    /// Least severe level that is logged.
+    log_level: LogLevel = LogLevel::Info,
+    "logLevel";
+}
+
+/// The definition of a setting by its Pulsar name.
+#[must_use]
+pub fn definition(name: &str) -> Option<&'static Definition> {
+    DEFINITIONS
+        .iter()
+        .find(|definition| definition.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_flags_and_variables_are_unique_and_derive_from_each_other() {
+        let mut seen = HashSet::new();
+        for definition in DEFINITIONS {
+            // camelCase of the field is the name, but for Pulsar's capital "MB".
+            let camel: String = definition
+                .field
+                .split('_')
+                .enumerate()
+                .map(|(index, word)| match index {
+                    0 => word.to_owned(),
+                    _ => word.replacen(&word[..1], &word[..1].to_uppercase(), 1),
+                })
+                .collect();
+            assert_eq!(camel.to_lowercase(), definition.name.to_lowercase());
+            assert!(seen.insert(definition.flag()), "{}", definition.name);
+            for alias in definition.aliases {
+                assert!(seen.insert((*alias).to_owned()), "{alias}");
+            }
+            assert!(definition.doc.trim().len() > 10, "{}", definition.name);
+        }
+    }
+
+    #[test]
+    fn every_default_is_itself_an_allowed_value() {
+        let defaults = Settings::default();
+        for definition in DEFINITIONS {
+            let mut settings = defaults.clone();
+            let text = definition.get(&defaults);
+            assert!(
+                definition.set(&mut settings, &text),
+                "{} = {text}",
+                definition.name
+            );
+            assert_eq!(settings, defaults, "{}", definition.name);
+        }
+    }
+
+    #[test]
+    fn dynamic_is_read_from_the_table() {
+        assert!(definition("brokerMaxConnections").unwrap().dynamic);
+        assert!(!definition("dataDir").unwrap().dynamic);
+    }
+}

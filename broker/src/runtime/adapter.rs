@@ -1,0 +1,107 @@
+//! The broker's engine as the runtime's [`CoreEngine`].
+
+use super::port::{ConnId, CoreEngine, CoreId, Figures, NetworkEffects, Now, Output};
+use crate::engine::{Engine, Message, OutBuf};
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use vela_codec::Frame;
+
+impl Output for OutBuf {
+    fn io_slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
+        OutBuf::io_slices(self, into)
+    }
+
+    fn consume(&mut self, n: usize) {
+        OutBuf::consume(self, n);
+    }
+}
+
+impl CoreEngine for Engine {
+    type Message = Message;
+    type Out = OutBuf;
+
+    fn accept(&mut self, peer: SocketAddr, local: SocketAddr, now: Now) -> ConnId {
+        Engine::accept(self, peer, local, now)
+    }
+
+    fn max_frame(&self) -> usize {
+        Engine::max_frame(self)
+    }
+
+    fn wants_frames(&mut self, conn: ConnId) -> bool {
+        Engine::wants_frames(self, conn)
+    }
+
+    fn frame(&mut self, conn: ConnId, frame: Frame, now: Now) {
+        Engine::frame(self, conn, frame, now);
+    }
+
+    fn closed(&mut self, conn: ConnId, now: Now) {
+        Engine::closed(self, conn, now);
+    }
+
+    fn output(&mut self, conn: ConnId) -> Option<&mut OutBuf> {
+        Engine::output(self, conn)
+    }
+
+    fn sent(&mut self, conn: ConnId, now: Now) {
+        Engine::sent(self, conn, now);
+    }
+
+    fn mail(&mut self, from: CoreId, batch: Vec<Message>, now: Now) {
+        Engine::mail(self, from, batch, now);
+    }
+
+    fn tick(&mut self, now: Now) {
+        Engine::tick(self, now);
+    }
+
+    fn next_wakeup(&self) -> Option<u64> {
+        Engine::next_wakeup(self)
+    }
+
+    fn end_of_turn(&mut self, now: Now) -> bool {
+        Engine::end_of_turn(self, now)
+    }
+
+    fn shutdown(&mut self, _: Now) {
+        Engine::shutdown(self);
+    }
+
+    fn is_quiet(&self) -> bool {
+        Engine::is_quiet(self)
+    }
+
+    fn checkpoint(&mut self, _: Now) {
+        Engine::checkpoint(self);
+    }
+
+    fn take_network(&mut self, into: &mut NetworkEffects<Message>) {
+        let effects = self.effects();
+        into.dirty.append(&mut effects.dirty);
+        into.resumed.append(&mut effects.resumed);
+        into.close.append(&mut effects.close);
+        into.mail.resize_with(effects.mail.len(), Vec::new);
+        for (to, from) in into.mail.iter_mut().zip(&mut effects.mail) {
+            to.append(from);
+        }
+    }
+
+    fn figures(&self) -> Figures {
+        let stats = self.stats();
+        Figures {
+            connections: stats.connections as u64,
+            producers: stats.producers as u64,
+            consumers: stats.consumers as u64,
+            topics: stats.topics as u64,
+            subscriptions: stats.subscriptions as u64,
+            messages_in: stats.counters.messages_in,
+            messages_out: stats.counters.messages_out,
+            bytes_in: stats.counters.bytes_in,
+            bytes_out: stats.counters.bytes_out,
+            acks: stats.counters.acks,
+            publish_errors: stats.counters.publish_errors,
+            protocol_errors: stats.counters.protocol_errors,
+        }
+    }
+}

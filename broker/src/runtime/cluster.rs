@@ -1,0 +1,135 @@
+//! All cores of one broker, from start to end.
+
+use super::clock::Clock;
+use super::core::Setup;
+use super::error::StartError;
+use super::executor::{self, Placing};
+use super::port::{CoreEngine, CoreId, Figures, Storage};
+use super::post::Post;
+use super::watchdog;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vela_codec::Accounting;
+
+/// How long the end may take before it is given up.
+pub(super) const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// What all cores have in common.
+pub(super) struct Common {
+    pub(super) cpus: Vec<usize>,
+    pub(super) io_memory: usize,
+    pub(super) tick_us: u64,
+    pub(super) clock: Clock,
+    pub(super) accounting: Arc<dyn Accounting>,
+}
+
+/// Running cores.
+pub(super) struct Cluster<M> {
+    pub(super) post: Arc<Post<M>>,
+    pub(super) figures: Vec<Arc<Mutex<Figures>>>,
+    threads: Vec<JoinHandle<()>>,
+    over: Arc<AtomicBool>,
+}
+
+impl<M: Send + 'static> Cluster<M> {
+    /// Starts one core per CPU, with the engine and storage that `parts` makes on that core's thread.
+    ///
+    /// # Errors
+    /// If one of them cannot be started; the others are ended then.
+    pub(super) fn start<E, S, F>(
+        common: &Common,
+        post: Arc<Post<M>>,
+        parts: Vec<F>,
+    ) -> Result<Self, StartError>
+    where
+        E: CoreEngine<Message = M>,
+        S: Storage<E>,
+        F: FnOnce() -> (E, S) + Send + 'static,
+    {
+        let mut cluster = Self {
+            post,
+            figures: Vec::new(),
+            threads: Vec::new(),
+            over: Arc::new(AtomicBool::new(false)),
+        };
+        let (ready, outcomes) = sync_channel(parts.len());
+        for ((id, cpu), parts) in (0..).zip(&common.cpus).zip(parts) {
+            let figures = Arc::new(Mutex::new(Figures::default()));
+            cluster.figures.push(Arc::clone(&figures));
+            let setup = Setup {
+                id,
+                clock: common.clock,
+                tick_us: common.tick_us,
+                accounting: Arc::clone(&common.accounting),
+                figures,
+            };
+            let placing = Placing {
+                cpu: *cpu,
+                io_memory: common.io_memory,
+            };
+            let post = Arc::clone(&cluster.post);
+            match executor::spawn(setup, placing, post, parts, ready.clone()) {
+                Ok(thread) => cluster.threads.push(thread),
+                Err(cause) => {
+                    cluster.abandon(outcomes);
+                    return Err(StartError::Executor {
+                        core: id,
+                        cause: cause.to_string(),
+                    });
+                }
+            }
+        }
+        for _ in 0..cluster.threads.len() {
+            let outcome = outcomes.recv().unwrap_or_else(|_| {
+                Err(StartError::Executor {
+                    core: 0,
+                    cause: "its thread has ended".to_owned(),
+                })
+            });
+            if let Err(error) = outcome {
+                cluster.abandon(outcomes);
+                return Err(error);
+            }
+        }
+        let over = Arc::clone(&cluster.over);
+        watchdog::spawn(Arc::clone(&cluster.post), move || {
+            over.load(Ordering::Acquire)
+        })
+        .map_err(|cause| StartError::System {
+            what: "cannot start the watchdog",
+            cause,
+        })?;
+        Ok(cluster)
+    }
+
+    /// Ends those cores that did start. A core that failed never becomes quiet, so none is waited for.
+    fn abandon(&self, outcomes: impl Sized) {
+        self.post.stop();
+        drop(outcomes);
+        self.over.store(true, Ordering::Release);
+    }
+
+    /// Ends all cores: what is in flight is finished, logs are closed. False: it took too long, and something
+    /// is still running.
+    pub(super) fn stop(self) -> bool {
+        self.post.stop();
+        let started = Instant::now();
+        let mut late = false;
+        for (core, thread) in (0 as CoreId..).zip(self.threads) {
+            while !thread.is_finished() && started.elapsed() < END_LIMIT {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            if !thread.is_finished() {
+                tracing::error!(core, "core did not end within {} s", END_LIMIT.as_secs());
+                late = true;
+            } else if thread.join().is_err() {
+                late = true;
+            }
+        }
+        self.over.store(true, Ordering::Release);
+        !late
+    }
+}

@@ -1,0 +1,430 @@
+//! One connection: its socket, its decoder, and the rules of reading and writing it.
+//!
+//! One task per connection, spawned when it is accepted, ends by itself when the socket is gone. Each of its
+//! polls does bounded work and is then behind the other tasks of the core again.
+
+use super::core::Core;
+use super::guests::Ticket;
+use super::port::{ConnId, CoreEngine, Now, Output, Storage};
+use super::raw;
+use futures_io::{AsyncRead, AsyncWrite};
+use glommio::net::TcpStream;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder};
+
+/// Bytes one connection may read before others get their turn.
+pub(super) const READ_BUDGET: usize = 256 * 1024;
+/// Bytes one connection may send before others get their turn.
+const SEND_BUDGET: usize = 1024 * 1024;
+/// Pieces of one `sendmsg`.
+const SLICES: usize = 64;
+/// How long a closed connection's peer may take to close its side, in milliseconds.
+pub(super) const LINGER_MS: u64 = 2000;
+
+/// How a connection stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// In use.
+    Open,
+    /// Our side is closed; what still comes is thrown away until the peer closes too, or until this time. (To
+    /// close at once, with bytes unread, would reset the connection and could destroy our last answer.)
+    Lingering(u64),
+    /// The socket is of no more use; the task ends at its next poll.
+    Gone,
+}
+
+pub(super) struct Conn {
+    /// The engine's name for it; none once the engine was told that it is gone.
+    pub(super) id: Option<ConnId>,
+    pub(super) stream: TcpStream,
+    pub(super) waker: Option<Waker>,
+    pub(super) state: State,
+    pub(super) decoder: FrameDecoder,
+    /// Decoded frames that the engine did not want yet: at most what one read brought.
+    pub(super) queue: VecDeque<Frame>,
+    /// The kernel's send buffer is full; the task waits for room.
+    pub(super) write_blocked: bool,
+    /// Waits for the shared tick instead of for readiness.
+    pub(super) gate: Gate,
+    /// Its place among the broker's connections.
+    _ticket: Ticket,
+}
+
+/// Where a connection is with the read gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gate {
+    /// Reads when the socket is ready.
+    Off,
+    /// Reads at the tick; so many ticks in a row found nothing.
+    On(u8),
+}
+
+/// What came of reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Read {
+    /// So many bytes; the buffer was not full.
+    Short(usize),
+    /// The buffer was full: there may be more.
+    Full(usize),
+    /// Nothing there.
+    Empty,
+    /// The peer has closed, or the socket failed.
+    End,
+}
+
+/// What came of handing frames to the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fed {
+    /// All frames are handed over.
+    All,
+    /// The engine wants no more for now.
+    Held,
+    /// The bytes are not frames.
+    Broken,
+}
+
+impl Conn {
+    pub(super) fn new(id: ConnId, stream: TcpStream, ticket: Ticket, max_frame: usize) -> Self {
+        Self {
+            id: Some(id),
+            stream,
+            waker: None,
+            state: State::Open,
+            decoder: FrameDecoder::new(max_frame),
+            queue: VecDeque::new(),
+            write_blocked: false,
+            gate: Gate::Off,
+            _ticket: ticket,
+        }
+    }
+
+    pub(super) fn wake(&self) {
+        if let Some(waker) = &self.waker {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Ends both directions; whoever waits on the socket is woken by that.
+    pub(super) fn cut(&mut self) {
+        self.state = State::Gone;
+        // An error says that the peer was faster.
+        let _ = rustix::net::shutdown(raw::descriptor(&self.stream), Shutdown::Both);
+        self.wake();
+    }
+
+    /// Ends our direction and lets the peer end the other, until a time in milliseconds.
+    pub(super) fn linger(&mut self, until_ms: u64) {
+        if self.state != State::Open {
+            return;
+        }
+        self.queue.clear();
+        if rustix::net::shutdown(raw::descriptor(&self.stream), Shutdown::Write).is_ok() {
+            self.state = State::Lingering(until_ms);
+            self.wake();
+        } else {
+            self.cut();
+        }
+    }
+
+    /// One read. With `cx` the socket is asked to wake us when there is nothing to read.
+    pub(super) fn read(
+        &mut self,
+        cumulation: &mut Cumulation,
+        cx: Option<&mut Context<'_>>,
+    ) -> Poll<Read> {
+        let in_place = self.decoder.space().is_some();
+        let space = match self.decoder.space() {
+            Some(space) => space,
+            None => cumulation.space(),
+        };
+        let len = space.len();
+        let result = match cx {
+            Some(cx) => match Pin::new(&mut self.stream).poll_read(cx, space) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(result) => result,
+            },
+            None => rustix::net::recv(raw::descriptor(&self.stream), space, RecvFlags::DONTWAIT)
+                .map(|(_, n)| n)
+                .map_err(Into::into),
+        };
+        Poll::Ready(match result {
+            Ok(0) => Read::End,
+            Ok(n) => {
+                if in_place {
+                    self.decoder.advance(n);
+                } else {
+                    self.decoder.push(cumulation.read(n));
+                }
+                if n < len {
+                    Read::Short(n)
+                } else {
+                    Read::Full(n)
+                }
+            }
+            Err(error) => match error.kind() {
+                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted => Read::Empty,
+                _ => Read::End,
+            },
+        })
+    }
+
+    /// Hands frames over while the engine wants them, first those that wait. What is left over is cut and kept,
+    /// each frame in memory of its own size if it pins much more than that.
+    pub(super) fn feed<E: CoreEngine>(
+        &mut self,
+        engine: &mut E,
+        accounting: &Arc<dyn Accounting>,
+        now: Now,
+    ) -> Fed {
+        let Some(id) = self.id else {
+            return Fed::Broken;
+        };
+        loop {
+            if !engine.wants_frames(id) {
+                return self.keep(accounting);
+            }
+            if let Some(frame) = self.queue.pop_front() {
+                engine.frame(id, frame, now);
+                continue;
+            }
+            match self.decoder.next_frame() {
+                Ok(Some(frame)) => engine.frame(id, frame, now),
+                Ok(None) => {
+                    self.decoder.settle(Some(accounting));
+                    return Fed::All;
+                }
+                Err(error) => {
+                    self.refuse(&error);
+                    return Fed::Broken;
+                }
+            }
+        }
+    }
+
+    fn keep(&mut self, accounting: &Arc<dyn Accounting>) -> Fed {
+        loop {
+            match self.decoder.next_frame() {
+                Ok(Some(frame)) if frame.pins_much() => {
+                    self.queue
+                        .push_back(frame.compact(Some(Arc::clone(accounting))));
+                }
+                Ok(Some(frame)) => self.queue.push_back(frame),
+                Ok(None) => {
+                    self.decoder.settle(Some(accounting));
+                    return Fed::Held;
+                }
+                // The decoder says so again once the frames before it are handed over.
+                Err(_) => return Fed::Held,
+            }
+        }
+    }
+
+    fn refuse(&self, error: &vela_codec::FrameError) {
+        let peer = self.stream.peer_addr().map(|peer| peer.to_string());
+        tracing::warn!(
+            peer = peer.as_deref().unwrap_or("unknown"),
+            "connection closed: {error}"
+        );
+    }
+}
+
+/// What came of sending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// Everything.
+    All,
+    /// The kernel takes no more now.
+    Blocked,
+    /// Enough for this turn.
+    More,
+    /// The socket failed.
+    End,
+}
+
+/// Sends what a connection has, in as few calls as its pieces allow.
+pub(super) fn flush<E: CoreEngine>(conn: &mut Conn, engine: &mut E, now: Now) -> Sent {
+    let Some(id) = conn.id else {
+        return Sent::End;
+    };
+    let (mut total, mut outcome) = (0, Sent::More);
+    while total < SEND_BUDGET {
+        let Some(output) = engine.output(id) else {
+            outcome = Sent::End;
+            break;
+        };
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let count = output.io_slices(&mut slices);
+        if count == 0 {
+            outcome = Sent::All;
+            break;
+        }
+        match rustix::net::sendmsg(
+            raw::descriptor(&conn.stream),
+            slices.get(..count).unwrap_or_default(),
+            &mut SendAncillaryBuffer::default(),
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+        ) {
+            Ok(n) => {
+                output.consume(n);
+                total += n;
+            }
+            Err(rustix::io::Errno::AGAIN) => {
+                outcome = Sent::Blocked;
+                break;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => {
+                outcome = Sent::End;
+                break;
+            }
+        }
+    }
+    if total > 0 {
+        engine.sent(id, now);
+    }
+    outcome
+}
+
+impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
+    /// One poll of a connection's task. Ready: it is gone, and out of the table.
+    pub(super) fn poll_conn(&mut self, key: usize, cx: &mut Context<'_>) -> Poll<()> {
+        let now = self.clock.now();
+        let Some(conn) = self.conns.get_mut(key) else {
+            return Poll::Ready(());
+        };
+        match &mut conn.waker {
+            Some(waker) if waker.will_wake(cx.waker()) => {}
+            waker => *waker = Some(cx.waker().clone()),
+        }
+        if conn.state == State::Open {
+            self.write_when_ready(key, now, cx);
+            self.read_when_ready(key, now, cx);
+        }
+        match self.conns.get_mut(key).map(|conn| conn.state) {
+            Some(State::Open) => Poll::Pending,
+            Some(State::Lingering(_)) => self.discard(key, cx),
+            Some(State::Gone) | None => {
+                self.forget(key);
+                Poll::Ready(())
+            }
+        }
+    }
+
+    /// Sends what a full kernel buffer held back, once there is room.
+    fn write_when_ready(&mut self, key: usize, now: Now, cx: &mut Context<'_>) {
+        let Some(conn) = self.conns.get_mut(key) else {
+            return;
+        };
+        if conn.write_blocked {
+            let Some(output) = conn.id.and_then(|id| self.engine.output(id)) else {
+                return;
+            };
+            let mut first = [IoSlice::new(&[])];
+            if output.io_slices(&mut first) == 0 {
+                conn.write_blocked = false;
+                return;
+            }
+            let [piece] = first;
+            match Pin::new(&mut conn.stream).poll_write(cx, &piece) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(n)) => {
+                    output.consume(n);
+                    conn.write_blocked = false;
+                    if let Some(id) = conn.id {
+                        self.engine.sent(id, now);
+                        // The rest goes out with the turn, in one call.
+                        self.carry.push(id);
+                    }
+                    self.want_turn();
+                }
+                Poll::Ready(Err(_)) => self.drop_conn(key, now),
+            }
+        }
+    }
+
+    fn read_when_ready(&mut self, key: usize, now: Now, cx: &mut Context<'_>) {
+        let mut budget = READ_BUDGET;
+        loop {
+            let Some(conn) = self.conns.get_mut(key) else {
+                return;
+            };
+            if conn.state != State::Open || conn.gate != Gate::Off {
+                return;
+            }
+            if !self.may_read(key) {
+                return;
+            }
+            if budget == 0 {
+                // Others first: the end of the turn wakes us again.
+                self.again.push(key);
+                self.want_turn();
+                return;
+            }
+            let Some(conn) = self.conns.get_mut(key) else {
+                return;
+            };
+            let read = match conn.read(&mut self.cumulation, Some(cx)) {
+                Poll::Pending => return,
+                Poll::Ready(read) => read,
+            };
+            match read {
+                Read::Empty => continue,
+                Read::End => {
+                    self.drop_conn(key, now);
+                    return;
+                }
+                Read::Short(n) | Read::Full(n) => budget = budget.saturating_sub(n),
+            }
+            self.want_turn();
+            self.feed(key, now);
+            self.gate_after_read(key, read);
+        }
+    }
+
+    /// Whether this connection's socket is to be read now; frames that wait are handed over first.
+    pub(super) fn may_read(&mut self, key: usize) -> bool {
+        if self.reads_held() {
+            self.waiting.push(key);
+            return false;
+        }
+        let Some(conn) = self.conns.get(key) else {
+            return false;
+        };
+        conn.queue.is_empty() && conn.id.is_some_and(|id| self.engine.wants_frames(id))
+    }
+
+    /// Hands a connection's frames to the engine.
+    pub(super) fn feed(&mut self, key: usize, now: Now) {
+        let Some(conn) = self.conns.get_mut(key) else {
+            return;
+        };
+        if conn.feed(&mut self.engine, &self.accounting, now) == Fed::Broken {
+            self.drop_conn(key, now);
+        }
+    }
+
+    /// Reads what a peer still sends after we have closed, and throws it away.
+    fn discard(&mut self, key: usize, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(conn) = self.conns.get_mut(key) else {
+            return Poll::Ready(());
+        };
+        for _ in 0..16 {
+            match Pin::new(&mut conn.stream).poll_read(cx, self.cumulation.space()) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(n)) if n > 0 => {}
+                Poll::Ready(_) => {
+                    self.forget(key);
+                    return Poll::Ready(());
+                }
+            }
+        }
+        self.again.push(key);
+        self.want_turn();
+        Poll::Pending
+    }
+}

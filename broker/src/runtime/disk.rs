@@ -1,0 +1,381 @@
+//! One core's way to the disk: the logs of the shards it hosts, and the broker's metadata.
+//!
+//! Everything is handed to helper threads, whose outcomes are taken at every turn. What a log cannot take yet
+//! waits here; the engine bounds how much that can be (writes in flight, reads wanted, one checkpoint per lane).
+
+use super::port::{Now, Storage};
+use crate::engine::{Engine, MetadataRequest};
+use crate::store::chunk::Chunk;
+use crate::store::meta::{MetaError, MetaReply, MetaRequest, MetaResult, MetaService};
+use crate::store::wal::{Space, Wal, WalError, WalEvent};
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Metadata changes that a core may be behind. When a core is further behind, the metadata thread waits.
+const CHANGES: usize = 4096;
+/// Answers to one core that may wait to be taken; it has no more requests under way than that.
+const ANSWERS: usize = 4096;
+
+/// A change of metadata as every core hears of it.
+type Change = (String, Option<Bytes>);
+type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// The metadata store as all cores share it: each change is told to all of them, in one order.
+pub(super) struct SharedMeta {
+    service: MetaService,
+    listeners: Arc<Vec<(Sender<Change>, Wake)>>,
+}
+
+/// One core's end of [`SharedMeta`].
+pub(super) struct MetaEnd {
+    shared: Arc<SharedMeta>,
+    changes: Receiver<Change>,
+    answers_in: Sender<(u64, Result<bool, String>)>,
+    answers: Receiver<(u64, Result<bool, String>)>,
+    wake: Wake,
+    under_way: usize,
+}
+
+impl SharedMeta {
+    /// Shares `service` between cores, each of which is woken by its `wake`.
+    pub(super) fn share(service: MetaService, wakes: &[Wake]) -> Vec<MetaEnd> {
+        let (listeners, receivers): (Vec<_>, Vec<_>) = wakes
+            .iter()
+            .map(|wake| {
+                let (sender, receiver) = bounded(CHANGES);
+                ((sender, Arc::clone(wake)), receiver)
+            })
+            .unzip();
+        let shared = Arc::new(Self {
+            service,
+            listeners: Arc::new(listeners),
+        });
+        receivers
+            .into_iter()
+            .zip(wakes)
+            .map(|(changes, wake)| {
+                let (answers_in, answers) = bounded(ANSWERS);
+                MetaEnd {
+                    shared: Arc::clone(&shared),
+                    changes,
+                    answers_in,
+                    answers,
+                    wake: Arc::clone(wake),
+                    under_way: 0,
+                }
+            })
+            .collect()
+    }
+}
+
+impl MetaEnd {
+    /// Hands a request in, or answers at once why not.
+    fn request(&mut self, request: MetadataRequest, engine: &mut Engine, now: Now) {
+        let MetadataRequest {
+            token,
+            key,
+            value,
+            expected,
+        } = request;
+        if self.under_way >= ANSWERS {
+            let error = MetaError::Backpressure.to_string();
+            engine.metadata_done(token, Err(error), now);
+            return;
+        }
+        let job = match value.clone() {
+            Some(value) => MetaRequest::Put {
+                key: key.clone(),
+                value,
+                expected,
+            },
+            None => MetaRequest::Delete {
+                key: key.clone(),
+                expected,
+            },
+        };
+        let (answers, wake) = (self.answers_in.clone(), Arc::clone(&self.wake));
+        let listeners = Arc::clone(&self.shared.listeners);
+        let done = move |result: MetaResult| {
+            if result.is_ok() {
+                for (sender, wake) in listeners.iter() {
+                    // A core that has ended does not listen any more.
+                    if sender.send((key.clone(), value.clone())).is_ok() {
+                        wake();
+                    }
+                }
+            }
+            // There is room: a core has no more under way than fits.
+            let _ = answers.try_send((token, outcome(result)));
+            wake();
+        };
+        match self.shared.service.request(job, done) {
+            Ok(()) => self.under_way += 1,
+            Err(error) => engine.metadata_done(token, Err(error.to_string()), now),
+        }
+    }
+
+    /// Changes first: an answer must not find its own change missing.
+    fn poll(&mut self, engine: &mut Engine, now: Now) -> bool {
+        // In this order: what is answered by now was announced before.
+        let answers: Vec<_> = self.answers.try_iter().collect();
+        let mut any = !answers.is_empty();
+        for (key, value) in self.changes.try_iter() {
+            engine.metadata_changed(&key, value.as_ref());
+            any = true;
+        }
+        for (token, result) in answers {
+            self.under_way = self.under_way.saturating_sub(1);
+            engine.metadata_done(token, result, now);
+        }
+        any
+    }
+}
+
+fn outcome(result: MetaResult) -> Result<bool, String> {
+    match result {
+        Ok(MetaReply::Version(_) | MetaReply::Deleted) => Ok(true),
+        Err(MetaError::Conflict { .. } | MetaError::Absent(_)) => Ok(false),
+        Ok(other) => Err(format!("unexpected answer {other:?}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// One lane's log and what it cannot take yet.
+pub(super) struct LaneIo<W> {
+    shard: u32,
+    wal: W,
+    writes: VecDeque<Chunk>,
+    reads: VecDeque<u64>,
+    checkpoint: Option<(u64, Bytes)>,
+    checkpoint_out: bool,
+    space: Space,
+    /// Writing has ended for good.
+    failed: bool,
+}
+
+impl<W: Wal> LaneIo<W> {
+    pub(super) fn new(wal: W) -> Self {
+        Self {
+            shard: wal.lane(),
+            wal,
+            writes: VecDeque::new(),
+            reads: VecDeque::new(),
+            checkpoint: None,
+            checkpoint_out: false,
+            space: Space::Ok,
+            failed: false,
+        }
+    }
+
+    /// Gives the log as much as it takes. Refusals that are final go to the engine.
+    fn push(&mut self, engine: &mut Engine, now: Now) {
+        while let Some(chunk) = self.writes.front() {
+            // A chunk is a handle on its block: the copy is cheap.
+            match self.wal.submit(chunk.clone()) {
+                Ok(()) => {
+                    self.writes.pop_front();
+                }
+                Err(WalError::Backpressure) => break,
+                Err(error) => {
+                    self.writes.clear();
+                    self.fail(engine, error, now);
+                }
+            }
+        }
+        while let Some(seq) = self.reads.front().copied() {
+            match self.wal.read(seq, seq) {
+                Ok(()) => {}
+                Err(WalError::Backpressure) => break,
+                Err(error) => engine.chunk_read(self.shard, seq, Err(error), now),
+            }
+            self.reads.pop_front();
+        }
+        if let Some((seq, data)) = self.checkpoint.take_if(|_| !self.checkpoint_out) {
+            match self.wal.put_checkpoint(seq, seq, data.clone()) {
+                Ok(()) => self.checkpoint_out = true,
+                // Not yet durable, or another one is being written.
+                Err(WalError::Absent | WalError::Backpressure) => {
+                    self.checkpoint = Some((seq, data));
+                }
+                Err(error) => self.no_checkpoint(&error),
+            }
+        }
+    }
+
+    fn fail(&mut self, engine: &mut Engine, error: WalError, now: Now) {
+        if matches!(error, WalError::Full(_)) {
+            tracing::error!(lane = self.shard, "{error}");
+        } else if !std::mem::replace(&mut self.failed, true) {
+            tracing::error!(
+                lane = self.shard,
+                "{error}. Topics of this lane take no more messages until the broker is restarted"
+            );
+        }
+        engine.write_failed(self.shard, error, now);
+    }
+
+    fn no_checkpoint(&self, error: &WalError) {
+        tracing::warn!(
+            lane = self.shard,
+            "checkpoint not written, the next start replays more of the log: {error}"
+        );
+    }
+
+    fn event(&mut self, event: WalEvent, engine: &mut Engine, now: Now) {
+        match event {
+            WalEvent::Durable { upto } => engine.durable(self.shard, upto, now),
+            WalEvent::Read { seq, result, .. } => engine.chunk_read(self.shard, seq, result, now),
+            WalEvent::Checkpoint { token, result } => {
+                self.checkpoint_out = false;
+                match result {
+                    Ok(()) => {
+                        engine.checkpoint_done(self.shard, token, &self.wal.segments(), now);
+                    }
+                    Err(error) => self.no_checkpoint(&error),
+                }
+            }
+            WalEvent::Failed { error } => self.fail(engine, error, now),
+            WalEvent::Space(space) => {
+                if space != std::mem::replace(&mut self.space, space) {
+                    match space {
+                        Space::Ok => {
+                            tracing::info!(lane = self.shard, "there is room for the log again")
+                        }
+                        Space::Low => tracing::warn!(
+                            lane = self.shard,
+                            "no room for another log segment: free some space on the data directory's file system"
+                        ),
+                        Space::Full => tracing::error!(
+                            lane = self.shard,
+                            "no room for the log: publishes wait until there is space on the data directory's file system"
+                        ),
+                    }
+                }
+            }
+            WalEvent::Sealed { .. } => {}
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.failed
+            || (self.writes.is_empty()
+                && self.checkpoint.is_none()
+                && !self.checkpoint_out
+                && self.wal.acked() + 1 >= self.wal.next_seq())
+    }
+}
+
+/// [`Storage`] over logs and metadata.
+pub(super) struct Disk<W> {
+    lanes: Vec<LaneIo<W>>,
+    meta: MetaEnd,
+    events: Vec<WalEvent>,
+    closed: bool,
+}
+
+impl<W: Wal> Disk<W> {
+    pub(super) fn new(lanes: Vec<LaneIo<W>>, meta: MetaEnd) -> Self {
+        Self {
+            lanes,
+            meta,
+            events: Vec::new(),
+            closed: false,
+        }
+    }
+
+    fn lane(&mut self, shard: u32) -> Option<&mut LaneIo<W>> {
+        self.lanes.iter_mut().find(|lane| lane.shard == shard)
+    }
+}
+
+impl<W: Wal + 'static> Storage<Engine> for Disk<W> {
+    fn carry_out(&mut self, engine: &mut Engine, now: Now) -> bool {
+        let effects = engine.effects();
+        if effects.writes.is_empty()
+            && effects.reads.is_empty()
+            && effects.checkpoints.is_empty()
+            && effects.drop_segments.is_empty()
+            && effects.metadata.is_empty()
+        {
+            return false;
+        }
+        let writes = std::mem::take(&mut effects.writes);
+        let reads = std::mem::take(&mut effects.reads);
+        let checkpoints = std::mem::take(&mut effects.checkpoints);
+        let drop_segments = std::mem::take(&mut effects.drop_segments);
+        let metadata = std::mem::take(&mut effects.metadata);
+        if self.closed {
+            // What sessions leave behind when they are cut off is not recorded.
+            return false;
+        }
+        for (shard, chunk) in writes {
+            if let Some(lane) = self.lane(shard) {
+                lane.writes.push_back(chunk);
+            }
+        }
+        for (shard, seq) in reads {
+            if let Some(lane) = self.lane(shard) {
+                lane.reads.push_back(seq);
+            }
+        }
+        for (shard, seq, data) in checkpoints {
+            if let Some(lane) = self.lane(shard) {
+                lane.checkpoint = Some((seq, data));
+            }
+        }
+        for (shard, segments) in drop_segments {
+            let Some(lane) = self.lane(shard) else {
+                continue;
+            };
+            for id in segments {
+                if let Err(error) = lane.wal.drop_segment(id) {
+                    // It is named again after the next checkpoint.
+                    tracing::debug!(lane = shard, segment = id, "segment not dropped: {error}");
+                }
+            }
+        }
+        for lane in &mut self.lanes {
+            lane.push(engine, now);
+        }
+        for request in metadata {
+            self.meta.request(request, engine, now);
+        }
+        true
+    }
+
+    fn poll(&mut self, engine: &mut Engine, now: Now) -> bool {
+        if self.closed {
+            return false;
+        }
+        let mut any = self.meta.poll(engine, now);
+        for lane in &mut self.lanes {
+            lane.wal.poll(&mut self.events);
+            any |= !self.events.is_empty();
+            for event in self.events.drain(..) {
+                lane.event(event, engine, now);
+            }
+            if !lane.writes.is_empty() || !lane.reads.is_empty() || lane.checkpoint.is_some() {
+                lane.push(engine, now);
+            }
+        }
+        any
+    }
+
+    fn is_idle(&self) -> bool {
+        self.meta.under_way == 0 && self.lanes.iter().all(LaneIo::is_idle)
+    }
+
+    fn close(&mut self) {
+        self.closed = true;
+        for lane in &mut self.lanes {
+            if let Err(error) = lane.wal.close() {
+                tracing::warn!(
+                    lane = lane.shard,
+                    "log not closed cleanly, the next start checks its end: {error}"
+                );
+            }
+        }
+    }
+}

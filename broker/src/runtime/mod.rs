@@ -1,0 +1,25 @@
+//! The runtime: sockets, disk, timers and cores around the engine. The only code that knows glommio.
+
+mod adapter;
+mod clock;
+mod cluster;
+mod conn;
+mod core;
+mod disk;
+mod error;
+mod executor;
+mod gate;
+mod guests;
+mod listen;
+mod port;
+mod post;
+mod preflight;
+mod raw;
+mod start;
+mod watchdog;
+
+pub use error::StartError;
+pub use start::run;
+
+#[cfg(test)]
+mod tests;

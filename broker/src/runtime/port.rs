@@ -1,0 +1,134 @@
+//! What the runtime asks of an engine, so that it can be proven by itself: the broker's engine is one
+//! implementation, the tests' engines are others.
+
+pub(super) use crate::engine::{ConnId, CoreId, Now};
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use vela_codec::Frame;
+
+/// Bytes that wait to be sent on one connection.
+pub(super) trait Output {
+    /// Fills `into` with the first waiting pieces and answers how many there are.
+    fn io_slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize;
+    /// The first `n` waiting bytes were sent.
+    fn consume(&mut self, n: usize);
+}
+
+/// What an engine wants done with sockets and mailboxes.
+#[derive(Debug)]
+pub(super) struct NetworkEffects<M> {
+    /// Connections that have output, each at most once.
+    pub(super) dirty: Vec<ConnId>,
+    /// Connections whose frames are wanted again.
+    pub(super) resumed: Vec<ConnId>,
+    /// Connections to close after what they have to send.
+    pub(super) close: Vec<ConnId>,
+    /// Messages to other cores, by core.
+    pub(super) mail: Vec<Vec<M>>,
+}
+
+impl<M> Default for NetworkEffects<M> {
+    fn default() -> Self {
+        Self {
+            dirty: Vec::new(),
+            resumed: Vec::new(),
+            close: Vec::new(),
+            mail: Vec::new(),
+        }
+    }
+}
+
+impl<M> NetworkEffects<M> {
+    /// Whether nothing is wanted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.dirty.is_empty()
+            && self.resumed.is_empty()
+            && self.close.is_empty()
+            && self.mail.iter().all(Vec::is_empty)
+    }
+}
+
+/// What `/metrics` shows of one core's engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Figures {
+    /// Open connections.
+    pub(super) connections: u64,
+    /// Open producers.
+    pub(super) producers: u64,
+    /// Open consumers.
+    pub(super) consumers: u64,
+    /// Topics this core owns.
+    pub(super) topics: u64,
+    /// Subscriptions of these topics.
+    pub(super) subscriptions: u64,
+    /// Messages published since the start.
+    pub(super) messages_in: u64,
+    /// Messages dispatched since the start.
+    pub(super) messages_out: u64,
+    /// Bytes of messages published since the start.
+    pub(super) bytes_in: u64,
+    /// Bytes of messages dispatched since the start.
+    pub(super) bytes_out: u64,
+    /// Acknowledged message ids since the start.
+    pub(super) acks: u64,
+    /// Publishes refused since the start.
+    pub(super) publish_errors: u64,
+    /// Connections closed because of what they sent, since the start.
+    pub(super) protocol_errors: u64,
+}
+
+/// One core's broker logic: single-threaded, without IO, driven by events and the time.
+pub(super) trait CoreEngine: 'static {
+    /// What cores send each other.
+    type Message: Send + 'static;
+    /// Output of one connection.
+    type Out: Output;
+
+    /// A connection came in.
+    fn accept(&mut self, peer: SocketAddr, local: SocketAddr, now: Now) -> ConnId;
+    /// Largest frame accepted, its size field included, in bytes.
+    fn max_frame(&self) -> usize;
+    /// Whether the next frame of this connection may be handed over.
+    fn wants_frames(&mut self, conn: ConnId) -> bool;
+    /// One frame of a connection whose frames are wanted.
+    fn frame(&mut self, conn: ConnId, frame: Frame, now: Now);
+    /// The connection is gone.
+    fn closed(&mut self, conn: ConnId, now: Now);
+    /// What waits to be sent; none for a connection that is gone.
+    fn output(&mut self, conn: ConnId) -> Option<&mut Self::Out>;
+    /// Some of the output was sent.
+    fn sent(&mut self, conn: ConnId, now: Now);
+    /// Messages of another core, in the order in which it sent them.
+    fn mail(&mut self, from: CoreId, batch: Vec<Self::Message>, now: Now);
+
+    /// Something that [`CoreEngine::next_wakeup`] named is due.
+    fn tick(&mut self, now: Now);
+    /// When [`CoreEngine::tick`] is due next, in milliseconds of [`Now::ms`].
+    fn next_wakeup(&self) -> Option<u64>;
+    /// The events of this turn are in: dispatch, seal what is to be written. True: work is left for the next
+    /// turn, which must not wait for an event.
+    fn end_of_turn(&mut self, now: Now) -> bool;
+    /// Clean stop, first part: take nothing new, finish what is in flight.
+    fn shutdown(&mut self, now: Now);
+    /// Whether everything given to the log is durable and answered.
+    fn is_quiet(&self) -> bool;
+    /// Clean stop, last part, when all cores are quiet: write what makes the next start quick.
+    fn checkpoint(&mut self, now: Now);
+
+    /// Moves what is wanted of sockets and mailboxes into `into`, whose lists are empty.
+    fn take_network(&mut self, into: &mut NetworkEffects<Self::Message>);
+    /// Figures for `/metrics`.
+    fn figures(&self) -> Figures;
+}
+
+/// One core's way to the disk. It never blocks the core: helpers do the work, and wake the core when done.
+pub(super) trait Storage<E>: 'static {
+    /// Carries out what the engine wants of log and metadata. True if it wanted anything.
+    fn carry_out(&mut self, engine: &mut E, now: Now) -> bool;
+    /// Hands outcomes to the engine. True if there were any.
+    fn poll(&mut self, engine: &mut E, now: Now) -> bool;
+    /// Whether nothing is under way.
+    fn is_idle(&self) -> bool;
+    /// Ends cleanly. What the engine wants afterwards is not carried out.
+    fn close(&mut self);
+}

@@ -1,0 +1,293 @@
+//! The `vela` process as a person meets it: it starts, says so, refuses with a reason, and ends when asked.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn vela() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vela"));
+    // Nothing of the surroundings may change the settings.
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("VELA_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn broker(data: &Path) -> Command {
+    let mut command = vela();
+    command
+        .args(["--port", "0", "--web-port", "0", "--bind", "127.0.0.1"])
+        .arg("--data-dir")
+        .arg(data)
+        .args(["--segment-size-mb", "8", "--cores", "1"]);
+    command
+}
+
+struct Running {
+    child: Child,
+    ready: String,
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut ready)
+            .unwrap();
+        let mut running = Self { child, ready };
+        if !running.ready.starts_with("vela is ready: ") {
+            let errors = running.errors();
+            panic!("not ready: {:?} {errors}", running.ready);
+        }
+        running
+    }
+
+    /// Host and port of a URL in the ready line.
+    fn address(&self, scheme: &str) -> &str {
+        let url = self
+            .ready
+            .split_whitespace()
+            .find(|word| word.starts_with(scheme));
+        url.unwrap().strip_prefix(scheme).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).unwrap();
+    }
+
+    fn errors(&mut self) -> String {
+        let mut text = String::new();
+        if let Some(mut errors) = self.child.stderr.take() {
+            errors.read_to_string(&mut text).unwrap();
+        }
+        text
+    }
+
+    /// Waits for the end, which must come soon.
+    fn end(&mut self) -> std::process::ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Ended already, as a rule.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a broker says that must not start.
+fn refused(command: &mut Command) -> String {
+    let Output { status, stderr, .. } = command.output().unwrap();
+    let text = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(1), "{text}");
+    text
+}
+
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn starts_serves_and_ends_when_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut running = Running::start(&mut broker(dir.path()));
+        let web = running.address("http://").to_owned();
+        assert!(get(&web, "/admin/v2/brokers/health").ends_with("\r\nok"));
+        assert!(get(&web, "/admin/v2/brokers/ready").starts_with("HTTP/1.1 200"));
+        // A client that stays must not hold the end up.
+        let _client = TcpStream::connect(running.address("pulsar://")).unwrap();
+        let start = Instant::now();
+        running.signal(signal);
+        assert_eq!(running.end().code(), Some(0), "{}", running.errors());
+        assert!(start.elapsed() < Duration::from_secs(5));
+        let errors = running.errors();
+        assert!(errors.contains("stopped"), "{errors}");
+    }
+}
+
+#[test]
+fn a_killed_broker_leaves_nothing_that_stops_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..3 {
+        let mut running = Running::start(&mut broker(dir.path()));
+        running.signal(Signal::KILL);
+        running.end();
+    }
+}
+
+#[test]
+fn a_data_directory_in_use_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(&mut broker(dir.path()));
+    let text = refused(&mut broker(dir.path()));
+    let pid = running.child.id().to_string();
+    for part in ["in use by process", &pid, "another directory"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_one_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = refused(&mut broker(file.path()));
+    assert!(
+        text.contains("data directory") && text.contains("cannot be used"),
+        "{text}"
+    );
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut running = Running::start(&mut broker(dir.path()));
+    running.signal(Signal::TERM);
+    running.end();
+    let text = refused(broker(dir.path()).args(["--shards", "7"]));
+    assert!(text.contains("1 shards, 7"), "{text}");
+}
+
+#[test]
+fn a_taken_port_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for (flag, setting) in [
+        ("--port", "brokerServicePort"),
+        ("--web-port", "webServicePort"),
+        ("--core-ports", "corePorts"),
+    ] {
+        let text = refused(broker(dir.path()).args([flag, &port]));
+        for part in [&port, setting, "taken", flag] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}
+
+#[test]
+fn too_little_lockable_memory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    // The limit of this test's child only: a shell sets it and becomes the broker.
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "ulimit -l 64 && exec \"$0\" \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_vela"))
+        .args(["--port", "0", "--web-port", "0", "--data-dir"])
+        .arg(dir.path());
+    let text = refused(&mut command);
+    for part in ["64 KiB", "512 KiB", "ulimit -l"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_message_larger_than_a_segment_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = refused(broker(dir.path()).args(["--max-message-size", "100000000"]));
+    for part in ["maxMessageSize 100000000", "segmentSizeMb 8", "raise"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn bad_values_are_refused_before_anything_happens() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("never");
+    let output = broker(&data).args(["--tick-us", "-5"]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    for part in ["tickUs", "-5", "--tick-us", "0 to 10000"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(!data.exists());
+    let output = broker(&data).env("VELA_SYNC", "maybe").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        text.contains("VELA_SYNC") && text.contains("always, interval, never"),
+        "{text}"
+    );
+}
+
+#[test]
+fn config_and_version_start_nothing() {
+    let output = vela()
+        .args(["config", "--port", "1"])
+        .env("VELA_CORES", "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
+    assert!(line("brokerServicePort").ends_with("flag"));
+    assert!(line("cores").ends_with("environment"));
+    assert!(line("webServicePort").ends_with("default"));
+    let output = vela().arg("--version").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("vela 0."), "{text}");
+}
+
+#[test]
+fn connections_beyond_the_limit_are_told_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(broker(dir.path()).args(["--broker-max-connections-per-ip", "2"]));
+    let address = running.address("pulsar://");
+    let first = TcpStream::connect(address).unwrap();
+    let _second = TcpStream::connect(address).unwrap();
+    let mut third = TcpStream::connect(address).unwrap();
+    third
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    let mut answer = Vec::new();
+    third.read_to_end(&mut answer).unwrap();
+    let text = String::from_utf8_lossy(&answer);
+    assert!(
+        text.contains("Reached the maximum number of connections"),
+        "{text}"
+    );
+    // There is room again when one leaves.
+    drop(first);
+    let start = Instant::now();
+    loop {
+        let mut again = TcpStream::connect(address).unwrap();
+        again
+            .set_read_timeout(Some(Duration::from_millis(200)))
+            .unwrap();
+        let mut byte = [0];
+        if again.read(&mut byte).is_err() {
+            break; // Nothing said, not closed: it is in.
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(5),
+            "never let in again"
+        );
+    }
+}
