@@ -244,7 +244,7 @@ impl Topics {
         }
     }
 
-    /// The error takes its turn among the receipts, unless nothing can become durable any more.
+    /// The error takes its turn among the receipts, unless nothing can become durable for now.
     fn refuse_send(
         &mut self,
         cx: &mut Context,
@@ -263,7 +263,12 @@ impl Topics {
             error: error.0,
             message: error.1,
         };
-        self.after_log(cx, topic.lane, client.session.core, message);
+        match self.lanes.get(topic.lane) {
+            Some(seat) if seat.refusal().is_none() => {
+                self.after_log(cx, topic.lane, client.session.core, message)
+            }
+            _ => cx.post(client.session.core, message),
+        }
     }
 
     /// A SEND is durable: the topic's confirmed position moves, the session gets its receipt.
