@@ -166,6 +166,8 @@ struct Core {
 
 struct Shard {
     wal: MemoryWal,
+    /// Writing stopped for good.
+    broken: bool,
     /// Given out by the lane, not taken by the log.
     queue: VecDeque<Chunk>,
     reads: VecDeque<u64>,
@@ -219,6 +221,8 @@ pub struct World {
     chances: u64,
     /// How often the planted fault struck.
     pub struck: u64,
+    /// No write ends while this is set.
+    pub disk_paused: bool,
     /// Steps done.
     pub step_count: u64,
     /// Segments dropped.
@@ -247,6 +251,7 @@ impl World {
             shards: (0..config.shards)
                 .map(|shard| Shard {
                     wal: MemoryWal::new(shard, 1, config.wal, None),
+                    broken: false,
                     queue: VecDeque::new(),
                     reads: VecDeque::new(),
                     checkpoints: VecDeque::new(),
@@ -259,6 +264,7 @@ impl World {
             leaked: Vec::new(),
             chances: 0,
             struck: 0,
+            disk_paused: false,
             step_count: 0,
             dropped_segments: 0,
             checkpoints_done: 0,
@@ -498,7 +504,8 @@ impl World {
         }
         for (index, shard) in (0..).zip(&self.shards) {
             let pending = shard.wal.pending_writes().len();
-            if pending > 0 && shard.wal.space() != Space::Full {
+            if pending > 0 && !shard.broken && !self.disk_paused && shard.wal.space() != Space::Full
+            {
                 steps.push(Step::Write(index));
                 if pending > 1 {
                     steps.push(Step::WriteYounger(index));
@@ -812,7 +819,10 @@ impl World {
                     let segments = self.shards[index as usize].wal.segments();
                     core.engine.checkpoint_done(index, token, &segments, now);
                 }
-                WalEvent::Failed { error } => core.engine.write_failed(index, error, now),
+                WalEvent::Failed { error } => {
+                    self.shards[index as usize].broken |= !matches!(error, WalError::Full(_));
+                    core.engine.write_failed(index, error, now);
+                }
                 WalEvent::Space(_) | WalEvent::Sealed { .. } => {}
             }
         }
@@ -926,6 +936,7 @@ impl World {
             );
             *shard = Shard {
                 wal,
+                broken: false,
                 queue: VecDeque::new(),
                 reads: VecDeque::new(),
                 checkpoints: VecDeque::new(),

@@ -10,4 +10,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod consume;
 mod publish;
+mod restart;
+mod sources;

@@ -36,6 +36,8 @@ pub(super) struct Consumer {
     pub(super) priority: i32,
     pub(super) epoch: Option<u64>,
     pub(super) connected_ms: u64,
+    /// Its SUBSCRIBE was answered: what it is sent comes behind the answer.
+    pub(super) opened: bool,
     /// Messages it may still be sent; below zero after a batch that was larger. Never clamped.
     pub(super) permits: i64,
     /// Permits that came while it was blocked.
@@ -56,7 +58,7 @@ pub(super) struct Consumer {
 impl Consumer {
     /// May it be sent another entry?
     pub(super) fn available(&self) -> bool {
-        self.permits > 0 && !self.blocked && self.unwritten < WINDOW
+        self.opened && self.permits > 0 && !self.blocked && self.unwritten < WINDOW
     }
 }
 
@@ -285,6 +287,7 @@ impl Topics {
             priority: open.priority,
             epoch: open.epoch,
             connected_ms: now.wall_ms,
+            opened: false,
             permits: 0,
             parked: 0,
             blocked: false,
@@ -319,6 +322,29 @@ impl Topics {
         }
         self.replay_waiting(cx, waiting, now);
         Ok(())
+    }
+
+    /// A consumer's SUBSCRIBE is answered now; messages may follow.
+    pub(super) fn consumer_opened(&mut self, client: ClientRef) {
+        let Some(Seat::Consumer {
+            topic,
+            sub,
+            consumer,
+        }) = self.clients.get(&client.key())
+        else {
+            return;
+        };
+        let Some(topic) = self.topics.get_mut(*topic as usize) else {
+            return;
+        };
+        if let Some(consumer) = topic
+            .subs
+            .get_mut(*sub as usize)
+            .and_then(|sub| sub.consumers.get_mut(*consumer as usize))
+        {
+            consumer.opened = true;
+            topic.mark_dirty(&mut self.dirty);
+        }
     }
 
     /// Takes a consumer out of its subscription; what it held goes to the others.
