@@ -379,7 +379,7 @@ impl Topics {
                 } else {
                     let name = topic.subs.remove(sub_slot as usize).name;
                     topic.sub_names.remove(&name);
-                    topic.trim_if_loose(&mut self.lanes);
+                    topic.trim_if_loose(&mut self.lanes, now);
                 }
             }
         } else if sub.shared {
@@ -513,7 +513,7 @@ impl Topics {
             if let Some(sub) = topic.subs.try_remove(sub_slot as usize) {
                 topic.sub_names.remove(&sub.name);
             }
-            topic.trim_if_loose(&mut self.lanes);
+            topic.trim_if_loose(&mut self.lanes, now);
         }
         cx.post(
             client.session.core,
