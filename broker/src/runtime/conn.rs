@@ -123,6 +123,7 @@ impl Conn {
             return;
         }
         self.queue.clear();
+        self.decoder = FrameDecoder::new(0);
         if rustix::net::shutdown(raw::descriptor(&self.stream), Shutdown::Write).is_ok() {
             self.state = State::Lingering(until_ms);
             self.wake();

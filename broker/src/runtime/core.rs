@@ -80,6 +80,8 @@ pub(super) struct Core<E: CoreEngine, S> {
     network: NetworkEffects<E::Message>,
     /// Mail that found a mailbox full, by core.
     outbox: Vec<Vec<E::Message>>,
+    /// Whether `outbox` holds anything: sockets are not read then.
+    held: bool,
     /// Connections whose output is to be tried at the next turn.
     pub(super) carry: Vec<ConnId>,
     /// Connections to wake at the end of the turn: they have more to read.
@@ -111,6 +113,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             by_slot: Vec::new(),
             network: NetworkEffects::default(),
             outbox: (0..cores).map(|_| Vec::new()).collect(),
+            held: false,
             carry: Vec::new(),
             again: Vec::new(),
             waiting: Vec::new(),
@@ -136,7 +139,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
     /// Whether sockets are not read because mail to another core is stuck.
     pub(super) fn reads_held(&self) -> bool {
-        self.outbox.iter().any(|batch| !batch.is_empty())
+        self.held
     }
 
     /// One turn. Answers the connections that are new, each of which needs a task, and whether all is over.
@@ -270,18 +273,19 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
     }
 
     fn post_mail(&mut self, mail: &mut [Vec<E::Message>]) {
-        let held = self.reads_held();
         for (kept, new) in self.outbox.iter_mut().zip(mail.iter_mut()) {
             kept.append(new);
         }
+        let mut stuck = false;
         for (to, kept) in (0..).zip(self.outbox.iter_mut()) {
             if !kept.is_empty()
                 && let Err(batch) = self.post.send(self.id, to, mem::take(kept))
             {
                 *kept = batch;
+                stuck = true;
             }
         }
-        if held && !self.reads_held() {
+        if mem::replace(&mut self.held, stuck) && !stuck {
             for key in mem::take(&mut self.waiting) {
                 self.wake_conn(key);
             }

@@ -151,6 +151,8 @@ pub(super) struct LaneIo<W> {
     checkpoint: Option<(u64, Bytes)>,
     checkpoint_out: bool,
     space: Space,
+    /// What the engine knows to survive loss of power; behind what is acknowledged unless every write is synced.
+    synced: u64,
     /// Writing has ended for good.
     failed: bool,
 }
@@ -159,6 +161,7 @@ impl<W: Wal> LaneIo<W> {
     pub(super) fn new(wal: W) -> Self {
         Self {
             shard: wal.lane(),
+            synced: wal.durable(),
             wal,
             writes: VecDeque::new(),
             reads: VecDeque::new(),
@@ -225,7 +228,10 @@ impl<W: Wal> LaneIo<W> {
 
     fn event(&mut self, event: WalEvent, engine: &mut Engine, now: Now) {
         match event {
-            WalEvent::Durable { upto } => engine.durable(self.shard, upto, now),
+            WalEvent::Durable { upto } => {
+                self.synced = self.wal.durable();
+                engine.written(self.shard, upto, self.synced, now);
+            }
             WalEvent::Read { seq, result, .. } => engine.chunk_read(self.shard, seq, result, now),
             WalEvent::Checkpoint { token, result } => {
                 self.checkpoint_out = false;
@@ -356,6 +362,11 @@ impl<W: Wal + 'static> Storage<Engine> for Disk<W> {
             for event in self.events.drain(..) {
                 lane.event(event, engine, now);
             }
+            // A sync in the background has no event of its own.
+            if lane.wal.durable() != lane.synced {
+                lane.synced = lane.wal.durable();
+                engine.written(lane.shard, lane.wal.acked(), lane.synced, now);
+            }
             if !lane.writes.is_empty() || !lane.reads.is_empty() || lane.checkpoint.is_some() {
                 lane.push(engine, now);
             }
@@ -379,3 +390,7 @@ impl<W: Wal + 'static> Storage<Engine> for Disk<W> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;

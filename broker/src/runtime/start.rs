@@ -65,8 +65,8 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
     raise_open_files();
     let cpus = preflight::cpus(settings.cores)?;
     let cores = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
-    preflight::uring()?;
     preflight::memlock(cores, settings.io_memory_kb)?;
+    preflight::uring()?;
 
     let ip = listen::address(&settings.bind_address)?;
     let data = open_data_dir(settings, cores)?;
@@ -94,14 +94,14 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
     let cluster = Cluster::start(&common, Arc::clone(&post), parts)?;
 
     let ready = Arc::new(AtomicBool::new(false));
-    let web = admin::start(ports.web()?, source(&cluster, &retained, &ready)).map_err(|cause| {
-        StartError::System {
-            what: "cannot start the HTTP server",
-            cause,
+    let opened = open_doors(ports, settings, source(&cluster, &retained, &ready));
+    let (web, doors, addresses) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            cluster.stop();
+            return Err(error);
         }
-    })?;
-    let addresses = ports.addresses(settings);
-    let doors = ports.open()?;
+    };
     ready.store(true, Ordering::Release);
     announce(&addresses);
     tracing::info!(
@@ -129,6 +129,20 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         tracing::info!("stopped");
     }
     Ok(clean && accepting.is_ok())
+}
+
+/// Starts HTTP and listens on all ports.
+fn open_doors(
+    ports: Ports,
+    settings: &Settings,
+    source: admin::Source,
+) -> Result<(admin::Server, Vec<Door>, String), StartError> {
+    let web = admin::start(ports.web()?, source).map_err(|cause| StartError::System {
+        what: "cannot start the HTTP server",
+        cause,
+    })?;
+    let addresses = ports.addresses(settings);
+    Ok((web, ports.open()?, addresses))
 }
 
 /// The socket that becomes readable when the process is asked to end.

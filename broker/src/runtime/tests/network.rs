@@ -224,7 +224,8 @@ fn connections_that_come_and_go_leave_nothing_behind() {
 #[test]
 fn idle_connections_own_no_buffer() {
     let server = Server::start(1, 500);
-    let mut clients: Vec<Client> = (0..200).map(|_| server.connect()).collect();
+    // More than a ring has entries.
+    let mut clients: Vec<Client> = (0..300).map(|_| server.connect()).collect();
     for client in &mut clients {
         client.call(ECHO, b"hello");
     }
