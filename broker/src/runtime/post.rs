@@ -46,6 +46,8 @@ struct Place<M> {
     connections: AtomicU64,
     /// Turns of the core's loop.
     turns: AtomicU64,
+    /// It had work a moment ago.
+    busy: AtomicBool,
     /// Times the watchdog saw it stand still.
     stalls: AtomicU64,
     /// The core has nothing left to do (at shutdown).
@@ -75,6 +77,7 @@ impl<M: Send + 'static> Post<M> {
                     starved: AtomicBool::new(false),
                     connections: AtomicU64::new(0),
                     turns: AtomicU64::new(0),
+                    busy: AtomicBool::new(false),
                     stalls: AtomicU64::new(0),
                     quiet: AtomicBool::new(false),
                 }
@@ -103,6 +106,29 @@ impl<M: Send + 'static> Post<M> {
         {
             waker.wake_by_ref();
         }
+    }
+
+    /// Wakes `core` whatever its flag says: a core that was parked by mistake has already been told, and has not looked.
+    pub(super) fn pulse(&self, core: CoreId) {
+        if let Some(waker) = self.place(core).and_then(|place| place.waker.get()) {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// States whether `core` has work or had some a moment ago.
+    pub(super) fn set_busy(&self, core: CoreId, busy: bool) {
+        if let Some(place) = self.place(core)
+            && place.busy.load(Ordering::Relaxed) != busy
+        {
+            place.busy.store(busy, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether any core has work or had some a moment ago.
+    pub(super) fn any_busy(&self) -> bool {
+        let busy =
+            |place: &Place<M>| place.busy.load(Ordering::Relaxed) || place.pending.is_raised();
+        self.places.iter().any(busy)
     }
 
     /// Tells how `core` is woken. Called once, by the core, before it first looks.

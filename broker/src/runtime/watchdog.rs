@@ -1,5 +1,10 @@
-//! A thread that sees cores stand still: the heartbeat makes a turn at least every 25 ms, so a second
-//! without one means that a core is stuck in code, or parked by mistake, or starved of its CPU.
+//! A thread that keeps cores going, and sees those that stand still.
+//!
+//! glommio may park an executor although tasks are ready: when preemption is pending the moment it looks, it looks no
+//! further. If the ready tasks are the turn, and the heart whose timer has just fired, nothing inside that executor will
+//! ever wake it. So the pulse comes from outside: a core that made no turn since the last look is woken from here, every
+//! few milliseconds while there is work. A core that still makes none for a second is stuck in code or starved of its
+//! CPU: that is logged and counted.
 
 use super::port::CoreId;
 use super::post::Post;
@@ -7,8 +12,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the watchdog looks.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often the watchdog looks while a core has work, and when none has.
+const LOOK_BUSY: Duration = Duration::from_millis(4);
+const LOOK_IDLE: Duration = Duration::from_millis(50);
 /// How long a core may make no turn.
 const STALL: Duration = Duration::from_secs(1);
 
@@ -37,7 +43,11 @@ pub(super) fn spawn<M: Send + 'static>(
                 })
                 .collect();
             while !done() {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(if post.any_busy() {
+                    LOOK_BUSY
+                } else {
+                    LOOK_IDLE
+                });
                 for (core, seen) in &mut seen {
                     look(&post, *core, seen);
                 }
@@ -60,7 +70,10 @@ fn look<M: Send + 'static>(post: &Post<M>, core: CoreId, seen: &mut Seen) {
             since: Instant::now(),
             reported: false,
         };
-    } else if !seen.reported && seen.since.elapsed() >= STALL {
+        return;
+    }
+    post.pulse(core);
+    if !seen.reported && seen.since.elapsed() >= STALL {
         seen.reported = true;
         post.count_stall(core);
         tracing::error!(
