@@ -27,9 +27,9 @@ use vela_broker::engine::{
     Settings,
 };
 use vela_broker::store::chunk::Chunk;
-use vela_broker::store::log::{Lane, LaneConfig, LaneState, recover_lane};
+use vela_broker::store::log::{Lane, LaneConfig, LaneState, Record, recover_lane};
 use vela_broker::store::memory::{Kept, MemoryOptions, MemoryWal};
-use vela_broker::store::wal::{Space, Wal, WalError, WalEvent};
+use vela_broker::store::wal::{Recovery, Space, Wal, WalError, WalEvent};
 use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder, Sizes, decode_command};
 use vela_proto::BaseCommand;
 
@@ -928,7 +928,13 @@ impl World {
             let (wal, mut recovery) = disk
                 .reopen(self.epoch, None)
                 .expect("a disk that only lost what was not synced opens");
-            let (state, last_seq) = recover_lane(&mut recovery).expect("the log can be recovered");
+            let (state, last_seq) = match recover_lane(&mut recovery) {
+                Ok(recovered) => recovered,
+                Err(error) => {
+                    dump(&mut recovery);
+                    panic!("the log of shard {index} cannot be recovered: {error}");
+                }
+            };
             assert_eq!(
                 last_seq + 1,
                 wal.next_seq(),
@@ -1011,5 +1017,29 @@ impl World {
             sum.counters.messages_out += stats.counters.messages_out;
         }
         sum
+    }
+}
+
+/// Prints what a log holds: for a failure that must be understood.
+fn dump(recovery: &mut Recovery) {
+    let Some(upto) = std::env::var_os("VELA_SIM_DUMP")
+        .map(|_| recovery.checkpoint.as_ref().map_or(0, |c| c.upto))
+    else {
+        return;
+    };
+    println!("checkpoint {upto}, torn {:?}", recovery.torn);
+    for chunk in recovery.chunks(1).flatten() {
+        println!("chunk {} of epoch {}", chunk.seq(), chunk.header().epoch);
+        for (offset, body) in chunk.records() {
+            match Record::decode(&chunk.bytes()[body]) {
+                Ok(Record::Entry {
+                    topic,
+                    ledger,
+                    entry,
+                    ..
+                }) => println!("  {offset}: entry {ledger}:{entry} of {topic}"),
+                record => println!("  {offset}: {record:?}"),
+            }
+        }
     }
 }

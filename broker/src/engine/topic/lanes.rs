@@ -169,9 +169,18 @@ impl Topics {
 
     /// Posts an answer whose part of the log is durable.
     fn answer(&mut self, cx: &mut Context, core: CoreId, message: Message) {
-        if let Message::ConsumerOpened { client, .. } = &message {
-            self.consumer_opened(*client);
-        }
+        let message = match message {
+            Message::ConsumerOpened { client, request_id } if !self.consumer_opened(client) => {
+                Message::ConsumerRefused {
+                    client,
+                    request_id,
+                    error: ServerError::ServiceNotReady,
+                    message: "The consumer was closed while it was being opened: subscribe again"
+                        .into(),
+                }
+            }
+            message => message,
+        };
         cx.post(core, message);
     }
 

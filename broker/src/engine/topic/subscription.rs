@@ -324,27 +324,29 @@ impl Topics {
         Ok(())
     }
 
-    /// A consumer's SUBSCRIBE is answered now; messages may follow.
-    pub(super) fn consumer_opened(&mut self, client: ClientRef) {
+    /// A consumer's SUBSCRIBE is answered now; messages may follow. False if it was closed in the meantime.
+    pub(super) fn consumer_opened(&mut self, client: ClientRef) -> bool {
         let Some(Seat::Consumer {
             topic,
             sub,
             consumer,
         }) = self.clients.get(&client.key())
         else {
-            return;
+            return false;
         };
         let Some(topic) = self.topics.get_mut(*topic as usize) else {
-            return;
+            return false;
         };
-        if let Some(consumer) = topic
+        let Some(consumer) = topic
             .subs
             .get_mut(*sub as usize)
             .and_then(|sub| sub.consumers.get_mut(*consumer as usize))
-        {
-            consumer.opened = true;
-            topic.mark_dirty(&mut self.dirty);
-        }
+        else {
+            return false;
+        };
+        consumer.opened = true;
+        topic.mark_dirty(&mut self.dirty);
+        true
     }
 
     /// Takes a consumer out of its subscription; what it held goes to the others.
