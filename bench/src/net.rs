@@ -14,8 +14,8 @@ use crate::error::{Context as _, Result};
 use crate::measure::monotonic_ns;
 use crate::wire::{Input, RawFrame};
 
-/// Bytes asked for in one read of a busy connection.
-pub(crate) const READ_SIZE: usize = 256 * 1024;
+/// Bytes asked for in one read of a connection at first.
+pub(crate) const READ_SIZE: usize = 16 * 1024;
 /// Events taken in one turn.
 const EVENTS: usize = 1024;
 /// Token of the listening socket.

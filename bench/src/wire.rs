@@ -10,6 +10,9 @@ use crate::error::{Result, fail};
 /// Largest frame taken, in bytes: the default `maxMessageSize` and its padding, with room for larger settings.
 const MAX_FRAME: usize = 64 * 1024 * 1024;
 
+/// Bytes up to which an input grows just because its connection is busy.
+const BUSY_MAX: usize = 256 * 1024;
+
 /// A frame, borrowed from the input.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RawFrame<'a> {
@@ -33,16 +36,20 @@ pub(crate) struct Input {
     capacity: usize,
     start: usize,
     end: usize,
+    /// The last read filled all there was: the peer has more to say at a time.
+    busy: bool,
 }
 
 impl Input {
-    /// Takes `capacity` bytes at a time; a longer frame makes it grow. Nothing is allocated before the first byte.
+    /// Takes `capacity` bytes at a time at first; busy connections and longer frames make it grow. Nothing is allocated before the
+    /// first byte.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             buffer: Vec::new(),
             capacity,
             start: 0,
             end: 0,
+            busy: false,
         }
     }
 
@@ -57,7 +64,8 @@ impl Input {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        if self.end == self.buffer.len() {
+        if self.end == self.buffer.len() || (self.busy && self.buffer.len() < BUSY_MAX) {
+            self.busy = false;
             self.buffer.resize(self.buffer.len() * 2, 0);
         }
         self.buffer.get_mut(self.end..).unwrap_or_default()
@@ -66,6 +74,7 @@ impl Input {
     /// `n` bytes were put into the space.
     pub(crate) fn filled(&mut self, n: usize) {
         self.end = (self.end + n).min(self.buffer.len());
+        self.busy = self.end == self.buffer.len();
     }
 
     /// The next whole frame.
