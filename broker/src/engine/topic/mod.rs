@@ -100,7 +100,7 @@ impl Topic {
             .map(|(_, sub)| sub.own.mark_delete());
         let slowest = readers.fold(self.state.slowest(), Position::min);
         if let Some(mut through_ledger) = self.state.ledgers.trimmable(slowest) {
-            if slowest == Position::LATEST {
+            if self.state.cursors.is_empty() {
                 // Nobody has subscribed yet: what was just published stays a while, so that a first subscriber finds it
                 // even if the broker was restarted in between.
                 let old = |ledger: &&LedgerInfo| {
