@@ -13,7 +13,7 @@ use super::port::CoreId;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::task::Waker;
 use vela_limiter::Pending;
 
@@ -48,6 +48,8 @@ struct Place<M> {
     turns: AtomicU64,
     /// It had work a moment ago.
     busy: AtomicBool,
+    /// Its thread, as the kernel numbers it; 0 before it runs.
+    thread: AtomicI32,
     /// Times the watchdog saw it stand still.
     stalls: AtomicU64,
     /// The core has nothing left to do (at shutdown).
@@ -78,6 +80,7 @@ impl<M: Send + 'static> Post<M> {
                     connections: AtomicU64::new(0),
                     turns: AtomicU64::new(0),
                     busy: AtomicBool::new(false),
+                    thread: AtomicI32::new(0),
                     stalls: AtomicU64::new(0),
                     quiet: AtomicBool::new(false),
                 }
@@ -108,6 +111,12 @@ impl<M: Send + 'static> Post<M> {
         }
     }
 
+    /// The kernel's number of the thread of `core`; 0 before it runs.
+    pub(super) fn thread(&self, core: CoreId) -> i32 {
+        self.place(core)
+            .map_or(0, |place| place.thread.load(Ordering::Relaxed))
+    }
+
     /// Wakes `core` whatever its flag says: a core that was parked by mistake has already been told, and has not looked.
     pub(super) fn pulse(&self, core: CoreId) {
         if let Some(waker) = self.place(core).and_then(|place| place.waker.get()) {
@@ -135,6 +144,8 @@ impl<M: Send + 'static> Post<M> {
     pub(super) fn set_waker(&self, core: CoreId, waker: &Waker) {
         if let Some(place) = self.place(core) {
             place.waker.get_or_init(|| waker.clone());
+            let thread = rustix::thread::gettid().as_raw_nonzero().get();
+            place.thread.store(thread, Ordering::Relaxed);
         }
     }
 

@@ -80,8 +80,25 @@ fn look<M: Send + 'static>(post: &Post<M>, core: CoreId, seen: &mut Seen) {
             core,
             turns,
             mail = post.has_mail(core),
+            thread = thread_state(post.thread(core)),
             "core stands still: no turn for {} ms",
             STALL.as_millis()
         );
+    }
+}
+
+/// What the kernel says a thread is doing: the first thing to know about a core that stands still.
+fn thread_state(thread: i32) -> String {
+    let dir = format!("/proc/self/task/{thread}");
+    let read = |name: &str| std::fs::read_to_string(format!("{dir}/{name}")).unwrap_or_default();
+    let stat = read("stat");
+    // The state stands behind the name, which is in brackets and may hold anything.
+    let state = stat.rsplit(')').next().unwrap_or_default();
+    match state.trim_start().chars().next() {
+        Some('R') => "waits for its CPU or runs on it".to_owned(),
+        Some('S') => format!("sleeps in {}", read("wchan")),
+        Some('D') => format!("waits for a device in {}", read("wchan")),
+        Some(other) => format!("state {other}"),
+        None => "unknown".to_owned(),
     }
 }
