@@ -508,6 +508,8 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
     /// Wakes the heart if it sleeps longer than it should.
     fn settle_heart(&mut self) {
+        self.post
+            .set_busy(self.id, self.clock.us() < self.busy_until_us);
         let next = self.next_beat();
         if (next < self.heart.armed_us || self.stage == Stage::Ended)
             && let Some(waker) = &self.heart.waker

@@ -20,7 +20,7 @@ use vela_limiter::Pending;
 /// Batches a mailbox holds.
 const BATCHES: usize = 256;
 /// Accepted sockets a mailbox holds.
-const SOCKETS: usize = 256;
+const SOCKETS: usize = 1024;
 
 /// A socket that was accepted for a core.
 #[derive(Debug)]
@@ -48,6 +48,8 @@ struct Place<M> {
     turns: AtomicU64,
     /// Times the watchdog saw it stand still.
     stalls: AtomicU64,
+    /// The core has had work lately, so its heart should beat fast.
+    busy: AtomicBool,
     /// The core has nothing left to do (at shutdown).
     quiet: AtomicBool,
 }
@@ -76,6 +78,7 @@ impl<M: Send + 'static> Post<M> {
                     connections: AtomicU64::new(0),
                     turns: AtomicU64::new(0),
                     stalls: AtomicU64::new(0),
+                    busy: AtomicBool::new(false),
                     quiet: AtomicBool::new(false),
                 }
             })
@@ -103,6 +106,27 @@ impl<M: Send + 'static> Post<M> {
         {
             waker.wake_by_ref();
         }
+    }
+
+    /// Wakes `core` whatever its flag says: for a core that makes no turn although it should. Not to be called
+    /// for ever on a core that does not react: each call holds a reference to its task until it does.
+    pub(super) fn kick(&self, core: CoreId) {
+        if let Some(waker) = self.place(core).and_then(|place| place.waker.get()) {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// States whether `core` has had work lately.
+    pub(super) fn set_busy(&self, core: CoreId, busy: bool) {
+        if let Some(place) = self.place(core) {
+            place.busy.store(busy, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether `core` has had work lately, or has something to look at.
+    pub(super) fn is_busy(&self, core: CoreId) -> bool {
+        self.place(core)
+            .is_some_and(|place| place.busy.load(Ordering::Relaxed) || place.pending.is_raised())
     }
 
     /// Tells how `core` is woken. Called once, by the core, before it first looks.
