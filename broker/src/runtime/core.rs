@@ -24,9 +24,9 @@ const MAIL_PER_TURN: usize = 256;
 const SOCKETS_PER_TURN: usize = 64;
 /// How often a turn lets the engine react to what its own effects caused before others get their turn.
 const ROUNDS: usize = 4;
-/// Time between heartbeats while there is work, when there is none, and at the least, in microseconds.
-const BEAT_BUSY_US: u64 = 4_000;
-const BEAT_IDLE_US: u64 = 25_000;
+/// Time between heartbeats that nothing is due at, and at the least, in microseconds. What keeps a core going that was
+/// parked by mistake is the watchdog's pulse; the heart serves timers and housekeeping.
+const BEAT_US: u64 = 25_000;
 const BEAT_LEAST_US: u64 = 100;
 /// How long after its last work a core counts as busy, in microseconds.
 const BUSY_FOR_US: u64 = 50_000;
@@ -178,9 +178,11 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         for key in mem::take(&mut self.again) {
             self.wake_conn(key);
         }
+        let us = self.clock.us();
         if worked {
-            self.busy_until_us = self.clock.us() + BUSY_FOR_US;
+            self.busy_until_us = us + BUSY_FOR_US;
         }
+        self.post.set_busy(self.id, us < self.busy_until_us);
         self.settle_heart();
         (new, self.stage == Stage::Ended && self.heart.stopped)
     }
@@ -490,12 +492,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
     /// When the heart should beat next, in microseconds of the clock.
     fn next_beat(&self) -> u64 {
-        let pause = if self.clock.us() < self.busy_until_us || self.stage != Stage::Running {
-            BEAT_BUSY_US
-        } else {
-            BEAT_IDLE_US
-        };
-        let mut next = self.heart.last_us + pause;
+        let mut next = self.heart.last_us + BEAT_US;
         if let Some(due) = self.engine.next_wakeup() {
             next = next.min(due * 1000);
         }
@@ -508,8 +505,6 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
     /// Wakes the heart if it sleeps longer than it should.
     fn settle_heart(&mut self) {
-        self.post
-            .set_busy(self.id, self.clock.us() < self.busy_until_us);
         let next = self.next_beat();
         if (next < self.heart.armed_us || self.stage == Stage::Ended)
             && let Some(waker) = &self.heart.waker

@@ -2,10 +2,9 @@
 //! connection.
 //!
 //! glommio 0.9 can park although tasks are ready (when its preemption timer has expired before the task
-//! queues are looked at). Therefore the heart beats at least every 25 ms, every 4 ms while there is work: a
-//! timer ends a wrong park. The task that is ready and not run can be the heart's own, whose timer has just
-//! fired: then no timer is left, and only another thread can help. So the watchdog kicks a core that misses
-//! its beat. No task is ever ready for ever; none is cancelled or raced.
+//! queues are looked at). If the heart is one of them, no timer is left to end the park. Therefore the watchdog, a thread
+//! outside, wakes a core that has made no turn for a few milliseconds; no task is ever ready for ever; none is cancelled
+//! or raced.
 
 use super::core::{Core, Setup};
 use super::error::StartError;

@@ -46,10 +46,10 @@ struct Place<M> {
     connections: AtomicU64,
     /// Turns of the core's loop.
     turns: AtomicU64,
+    /// It had work a moment ago.
+    busy: AtomicBool,
     /// Times the watchdog saw it stand still.
     stalls: AtomicU64,
-    /// The core has had work lately, so its heart should beat fast.
-    busy: AtomicBool,
     /// The core has nothing left to do (at shutdown).
     quiet: AtomicBool,
 }
@@ -77,8 +77,8 @@ impl<M: Send + 'static> Post<M> {
                     starved: AtomicBool::new(false),
                     connections: AtomicU64::new(0),
                     turns: AtomicU64::new(0),
-                    stalls: AtomicU64::new(0),
                     busy: AtomicBool::new(false),
+                    stalls: AtomicU64::new(0),
                     quiet: AtomicBool::new(false),
                 }
             })
@@ -108,25 +108,28 @@ impl<M: Send + 'static> Post<M> {
         }
     }
 
-    /// Wakes `core` whatever its flag says: for a core that makes no turn although it should. Not to be called
-    /// for ever on a core that does not react: each call holds a reference to its task until it does.
-    pub(super) fn kick(&self, core: CoreId) {
+    /// Wakes `core` whatever its flag says: a core that was parked by mistake has already been told, and has not looked.
+    /// Each call holds a reference to the core's task until it reacts (glommio bounds them at 32,767).
+    pub(super) fn pulse(&self, core: CoreId) {
         if let Some(waker) = self.place(core).and_then(|place| place.waker.get()) {
             waker.wake_by_ref();
         }
     }
 
-    /// States whether `core` has had work lately.
+    /// States whether `core` has work or had some a moment ago.
     pub(super) fn set_busy(&self, core: CoreId, busy: bool) {
-        if let Some(place) = self.place(core) {
+        if let Some(place) = self.place(core)
+            && place.busy.load(Ordering::Relaxed) != busy
+        {
             place.busy.store(busy, Ordering::Relaxed);
         }
     }
 
-    /// Whether `core` has had work lately, or has something to look at.
-    pub(super) fn is_busy(&self, core: CoreId) -> bool {
-        self.place(core)
-            .is_some_and(|place| place.busy.load(Ordering::Relaxed) || place.pending.is_raised())
+    /// Whether any core has work or had some a moment ago.
+    pub(super) fn any_busy(&self) -> bool {
+        let busy =
+            |place: &Place<M>| place.busy.load(Ordering::Relaxed) || place.pending.is_raised();
+        self.places.iter().any(busy)
     }
 
     /// Tells how `core` is woken. Called once, by the core, before it first looks.

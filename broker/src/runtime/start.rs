@@ -73,9 +73,9 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
     // Bound now, so that a taken port is told before the log is read; open when all is ready.
     let ports = Ports::bind(settings, ip, cores)?;
 
-    let (meta, epoch, metadata) = open_metadata(data.path())?;
+    let (meta, epochs, metadata) = open_metadata(data.path(), data.shards())?;
     let post: Arc<Post<Message>> = Arc::new(Post::new(cores));
-    let lanes = open_lanes(settings, &data, epoch, &post)?;
+    let lanes = open_lanes(settings, &data, &epochs, &post)?;
 
     let retained = Arc::new(Retained::new());
     let common = Common {
@@ -107,7 +107,7 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
     tracing::info!(
         cores,
         shards = data.shards(),
-        epoch,
+        epoch = epochs.first(),
         data = %data.path().display(),
         "takes connections at {addresses}"
     );
@@ -184,13 +184,17 @@ fn open_data_dir(settings: &Settings, cores: u16) -> Result<DataDir, StartError>
     )?)
 }
 
-fn open_metadata(dir: &Path) -> Result<(MetaService, u64, Metadata), StartError> {
+/// Opens the metadata store and takes an epoch for each lane: ledger ids are made of it, so those of all lanes differ.
+fn open_metadata(dir: &Path, shards: u32) -> Result<(MetaService, Vec<u64>, Metadata), StartError> {
     let fail = |cause: MetaError| StartError::DataDir {
         path: dir.to_path_buf(),
         cause: cause.to_string(),
     };
     let mut meta = RedbMeta::open(&dir.join("meta.redb")).map_err(fail)?;
-    let epoch = meta.new_epoch().map_err(fail)?;
+    let epochs = (0..shards)
+        .map(|_| meta.new_epoch())
+        .collect::<Result<Vec<_>, _>>();
+    let epochs = epochs.map_err(fail)?;
     for namespace in NAMESPACES {
         let key = format!("{}{namespace}", engine::metadata::NAMESPACE);
         match meta.put(&key, Bytes::from_static(b"{}"), Some(0)) {
@@ -205,7 +209,7 @@ fn open_metadata(dir: &Path) -> Result<(MetaService, u64, Metadata), StartError>
         }
     }
     let service = MetaService::spawn(Box::new(meta), META_REQUESTS).map_err(fail)?;
-    Ok((service, epoch, metadata))
+    Ok((service, epochs, metadata))
 }
 
 type OpenLane = (FileWal, Lane, LaneState);
@@ -214,12 +218,12 @@ type OpenLane = (FileWal, Lane, LaneState);
 fn open_lanes(
     settings: &Settings,
     data: &DataDir,
-    epoch: u64,
+    epochs: &[u64],
     post: &Arc<Post<Message>>,
 ) -> Result<Vec<OpenLane>, StartError> {
     let shards = data.shards();
     let max_entry = to_usize(settings.max_message_size) + FRAME_PADDING;
-    let open = |shard: u32| -> Result<OpenLane, StartError> {
+    let open = |shard: u32, epoch: u64| -> Result<OpenLane, StartError> {
         let fail = |cause: String| StartError::DataDir {
             path: data.path().to_path_buf(),
             cause: format!("log of shard {shard}: {cause}"),
@@ -275,8 +279,10 @@ fn open_lanes(
         Ok((wal, lane, state))
     };
     std::thread::scope(|scope| {
+        let open = &open;
         let threads: Vec<_> = (0..shards)
-            .map(|shard| scope.spawn(move || open(shard)))
+            .zip(epochs)
+            .map(|(shard, epoch)| scope.spawn(move || open(shard, *epoch)))
             .collect();
         threads
             .into_iter()

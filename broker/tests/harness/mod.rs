@@ -27,9 +27,9 @@ use vela_broker::engine::{
     Settings,
 };
 use vela_broker::store::chunk::Chunk;
-use vela_broker::store::log::{Lane, LaneConfig, LaneState, recover_lane};
+use vela_broker::store::log::{Lane, LaneConfig, LaneState, Record, recover_lane};
 use vela_broker::store::memory::{Kept, MemoryOptions, MemoryWal};
-use vela_broker::store::wal::{Space, Wal, WalError, WalEvent};
+use vela_broker::store::wal::{Recovery, Space, Wal, WalError, WalEvent};
 use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder, Sizes, decode_command};
 use vela_proto::BaseCommand;
 
@@ -166,6 +166,8 @@ struct Core {
 
 struct Shard {
     wal: MemoryWal,
+    /// Writing stopped for good.
+    broken: bool,
     /// Given out by the lane, not taken by the log.
     queue: VecDeque<Chunk>,
     reads: VecDeque<u64>,
@@ -219,6 +221,8 @@ pub struct World {
     chances: u64,
     /// How often the planted fault struck.
     pub struck: u64,
+    /// No write ends while this is set.
+    pub disk_paused: bool,
     /// Steps done.
     pub step_count: u64,
     /// Segments dropped.
@@ -247,6 +251,7 @@ impl World {
             shards: (0..config.shards)
                 .map(|shard| Shard {
                     wal: MemoryWal::new(shard, 1, config.wal, None),
+                    broken: false,
                     queue: VecDeque::new(),
                     reads: VecDeque::new(),
                     checkpoints: VecDeque::new(),
@@ -259,6 +264,7 @@ impl World {
             leaked: Vec::new(),
             chances: 0,
             struck: 0,
+            disk_paused: false,
             step_count: 0,
             dropped_segments: 0,
             checkpoints_done: 0,
@@ -498,7 +504,8 @@ impl World {
         }
         for (index, shard) in (0..).zip(&self.shards) {
             let pending = shard.wal.pending_writes().len();
-            if pending > 0 && shard.wal.space() != Space::Full {
+            if pending > 0 && !shard.broken && !self.disk_paused && shard.wal.space() != Space::Full
+            {
                 steps.push(Step::Write(index));
                 if pending > 1 {
                     steps.push(Step::WriteYounger(index));
@@ -812,7 +819,10 @@ impl World {
                     let segments = self.shards[index as usize].wal.segments();
                     core.engine.checkpoint_done(index, token, &segments, now);
                 }
-                WalEvent::Failed { error } => core.engine.write_failed(index, error, now),
+                WalEvent::Failed { error } => {
+                    self.shards[index as usize].broken |= !matches!(error, WalError::Full(_));
+                    core.engine.write_failed(index, error, now);
+                }
                 WalEvent::Space(_) | WalEvent::Sealed { .. } => {}
             }
         }
@@ -918,7 +928,13 @@ impl World {
             let (wal, mut recovery) = disk
                 .reopen(self.epoch, None)
                 .expect("a disk that only lost what was not synced opens");
-            let (state, last_seq) = recover_lane(&mut recovery).expect("the log can be recovered");
+            let (state, last_seq) = match recover_lane(&mut recovery) {
+                Ok(recovered) => recovered,
+                Err(error) => {
+                    dump(&mut recovery);
+                    panic!("the log of shard {index} cannot be recovered: {error}");
+                }
+            };
             assert_eq!(
                 last_seq + 1,
                 wal.next_seq(),
@@ -926,6 +942,7 @@ impl World {
             );
             *shard = Shard {
                 wal,
+                broken: false,
                 queue: VecDeque::new(),
                 reads: VecDeque::new(),
                 checkpoints: VecDeque::new(),
@@ -1000,5 +1017,29 @@ impl World {
             sum.counters.messages_out += stats.counters.messages_out;
         }
         sum
+    }
+}
+
+/// Prints what a log holds: for a failure that must be understood.
+fn dump(recovery: &mut Recovery) {
+    let Some(upto) = std::env::var_os("VELA_SIM_DUMP")
+        .map(|_| recovery.checkpoint.as_ref().map_or(0, |c| c.upto))
+    else {
+        return;
+    };
+    println!("checkpoint {upto}, torn {:?}", recovery.torn);
+    for chunk in recovery.chunks(1).flatten() {
+        println!("chunk {} of epoch {}", chunk.seq(), chunk.header().epoch);
+        for (offset, body) in chunk.records() {
+            match Record::decode(&chunk.bytes()[body]) {
+                Ok(Record::Entry {
+                    topic,
+                    ledger,
+                    entry,
+                    ..
+                }) => println!("  {offset}: entry {ledger}:{entry} of {topic}"),
+                record => println!("  {offset}: {record:?}"),
+            }
+        }
     }
 }

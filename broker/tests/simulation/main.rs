@@ -10,4 +10,11 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod actor;
+mod consume;
+mod model;
 mod publish;
+mod restart;
+mod rng;
+mod sim;
+mod sources;

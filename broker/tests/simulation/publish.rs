@@ -1,7 +1,9 @@
 //! Producers: receipts, order, closing, limits.
 
-use crate::harness::client::Client;
-use crate::harness::{World, WorldConfig};
+use vela_proto::{ServerError, base_command::Type};
+
+use crate::harness::client::{Client, say};
+use crate::harness::{Step, World, WorldConfig};
 
 #[test]
 fn receipts_come_in_order_and_messages_arrive() {
@@ -24,4 +26,371 @@ fn receipts_come_in_order_and_messages_arrive() {
         client.expect_silence(&mut world);
         assert_eq!(world.retained_bytes(), 0);
     }
+}
+
+/// Everything in one write, before anything was answered.
+#[test]
+fn sends_right_behind_their_producer_are_stored() {
+    for (home, core) in [(0, 0), (1, 0)] {
+        let mut world = World::new(WorldConfig::default());
+        let topic = world.topic_on(home, "t");
+        let mut client = Client::connect(&mut world, core);
+        client.say(&mut world, &say::producer(&topic, 3, 1, Some("me")));
+        client.send(&mut world, 3, 0, "a");
+        client.send(&mut world, 3, 1, "b");
+        client.expect(&mut world, Type::ProducerSuccess);
+        assert_eq!(
+            (client.receipt(&mut world).0, client.receipt(&mut world).0),
+            (0, 1)
+        );
+        assert!(world.is_open(client.peer));
+    }
+}
+
+/// CLOSE and PRODUCER of the same id in one write: two producers, one after the other.
+#[test]
+fn an_id_is_closed_and_opened_again_in_one_write() {
+    for (home, core) in [(0, 0), (1, 0)] {
+        let mut world = World::new(WorldConfig::default());
+        let topic = world.topic_on(home, "t");
+        let mut client = Client::connect(&mut world, core);
+        let first = client.producer(&mut world, &topic, 3);
+        client.send(&mut world, 3, 0, "a");
+        client.say(&mut world, &say::close_producer(3, 50));
+        client.say(&mut world, &say::producer(&topic, 3, 51, None));
+        client.send(&mut world, 3, 0, "b");
+        client.say(&mut world, &say::close_producer(3, 52));
+        world.run_until_idle();
+        client.listen(&mut world);
+        let kinds = [
+            Type::SendReceipt,
+            Type::Success,
+            Type::ProducerSuccess,
+            Type::SendReceipt,
+            Type::Success,
+        ];
+        assert_eq!(client.kinds(), kinds);
+        let second = client
+            .expect(&mut world, Type::ProducerSuccess)
+            .command
+            .producer_success
+            .unwrap();
+        assert_eq!(second.request_id, 51);
+        assert_ne!(second.producer_name, first);
+        assert_eq!(world.totals().producers, 0);
+    }
+}
+
+#[test]
+fn a_repeated_producer_gets_the_same_answer() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    let name = client.producer(&mut world, &topic, 3);
+    assert_eq!(client.producer(&mut world, &topic, 3), name);
+    assert_eq!(world.totals().producers, 1);
+}
+
+#[test]
+fn a_send_to_nobody_ends_the_connection() {
+    let mut world = World::new(WorldConfig::default());
+    let client = Client::connect(&mut world, 0);
+    client.send(&mut world, 3, 0, "a");
+    world.run_until_idle();
+    assert!(!world.is_open(client.peer));
+    assert_eq!(world.totals().counters.protocol_errors, 1);
+    assert_eq!(world.retained_bytes(), 0);
+}
+
+#[test]
+fn a_wrong_checksum_is_refused_among_the_receipts() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    client.send(&mut world, 1, 0, "a");
+    let mut wrong = say::send(1, 1, None, 5, b"b");
+    *wrong.last_mut().unwrap() ^= 1;
+    world.feed(client.peer, &wrong);
+    client.send(&mut world, 1, 2, "c");
+    world.run_until_idle();
+    client.listen(&mut world);
+    assert_eq!(
+        client.kinds(),
+        [Type::SendReceipt, Type::SendError, Type::SendReceipt]
+    );
+    let error = client
+        .expect(&mut world, Type::SendError)
+        .command
+        .send_error
+        .unwrap();
+    assert_eq!(
+        (error.sequence_id, error.error),
+        (1, ServerError::ChecksumError as i32)
+    );
+}
+
+/// With the limit unanswered, frames wait; they go on at half of it.
+#[test]
+fn pending_requests_hold_frames_at_the_limit_and_let_go_at_half() {
+    let mut config = WorldConfig::default();
+    config.lane.chunk_bytes = 4096;
+    let mut world = World::new(config);
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    world.disk_paused = true;
+    for i in 0..1500 {
+        client.send(
+            &mut world,
+            1,
+            i,
+            "some text that fills the chunks a little faster",
+        );
+    }
+    world.run_until_idle();
+    assert!(!world.wants_frames(client.peer));
+    assert_eq!(world.totals().counters.messages_in, 1000);
+    // A held connection's deliveries, acks and pings wait too; its receipts do not.
+    world.disk_paused = false;
+    let mut receipts = 0;
+    while !world.wants_frames(client.peer) {
+        let (_, shard) = world.home(&topic);
+        let step = world
+            .steps()
+            .into_iter()
+            .find(|s| !matches!(s, Step::Write(_) | Step::WriteYounger(_)));
+        world.apply(step.unwrap_or(Step::Write(shard)), usize::MAX);
+        receipts += world.take(client.peer).len();
+    }
+    assert!(
+        (450..=520).contains(&receipts),
+        "went on after {receipts} receipts"
+    );
+    world.run_until_idle();
+    receipts += world.take(client.peer).len();
+    assert_eq!(receipts, 1500);
+    assert_eq!(world.retained_bytes(), 0);
+}
+
+#[test]
+fn a_full_lane_holds_the_sessions_that_fill_it_and_lets_them_go() {
+    let mut config = WorldConfig::default();
+    config.lane.chunk_bytes = 64 << 10;
+    config.lane.budget_bytes = 512 << 10;
+    let mut world = World::new(config);
+    let topic = world.topic_on(1, "t");
+    let mut clients: Vec<Client> = (0..2)
+        .map(|core| Client::connect(&mut world, core))
+        .collect();
+    let text = "x".repeat(20_000);
+    for client in &mut clients {
+        client.producer(&mut world, &topic, 1);
+    }
+    world.disk_paused = true;
+    for client in &clients {
+        for i in 0..100 {
+            client.send(&mut world, 1, i, &text);
+        }
+    }
+    world.run_until_idle();
+    for client in &clients {
+        assert!(!world.wants_frames(client.peer));
+        assert!(world.unread(client.peer) > 0, "the rest is not even read");
+    }
+    let stored = world.totals().counters.messages_in;
+    assert!(stored < 100, "{stored} messages are more than the budget");
+    world.disk_paused = false;
+    for client in &mut clients {
+        for i in 0..100 {
+            assert_eq!(client.receipt(&mut world).0, i);
+        }
+    }
+    assert_eq!(world.retained_bytes(), 0);
+}
+
+#[test]
+fn a_full_disk_refuses_publishes_keeps_acks_waiting_and_heals() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let (_, shard) = world.home(&topic);
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    client.send(&mut world, 1, 0, "a");
+    let (_, ledger, entry) = client.receipt(&mut world);
+    client.subscribe(&mut world, &topic, "s", false, 7);
+    world.fill_disk(shard);
+    client.send(&mut world, 1, 1, "b");
+    client.expect_silence(&mut world);
+    assert!(world.disk_full(shard));
+    client.send(&mut world, 1, 2, "c");
+    let error = client
+        .expect(&mut world, Type::SendError)
+        .command
+        .send_error
+        .unwrap();
+    assert_eq!(
+        (error.sequence_id, error.error),
+        (2, ServerError::PersistenceError as i32)
+    );
+    assert!(error.message.contains("full"), "{}", error.message);
+    // Reads go on; an ack is taken, and answered when it is on disk.
+    client.flow(&mut world, 7, 10);
+    assert_eq!(client.texts(&mut world), ["a"]);
+    client.say(
+        &mut world,
+        &say::ack(7, vec![say::id(ledger, entry)], false, Some(99)),
+    );
+    client.expect_silence(&mut world);
+    world.free_disk(shard);
+    world.run_until_idle();
+    assert_eq!(client.receipt(&mut world).0, 1);
+    let answer = client
+        .expect(&mut world, Type::AckResponse)
+        .command
+        .ack_response
+        .unwrap();
+    assert_eq!((answer.request_id, answer.error), (Some(99), None));
+    client.send(&mut world, 1, 3, "d");
+    assert_eq!(client.receipt(&mut world).0, 3);
+    assert_eq!(client.texts(&mut world), ["b", "d"]);
+}
+
+#[test]
+fn a_broken_disk_refuses_everything_that_waits() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let (_, shard) = world.home(&topic);
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    client.send(&mut world, 1, 0, "a");
+    let (_, ledger, entry) = client.receipt(&mut world);
+    client.subscribe(&mut world, &topic, "s", false, 7);
+    client.flow(&mut world, 7, 10);
+    assert_eq!(client.texts(&mut world), ["a"]);
+    world.break_disk(shard);
+    client.say(
+        &mut world,
+        &say::ack(7, vec![say::id(ledger, entry)], false, Some(99)),
+    );
+    client.send(&mut world, 1, 1, "b");
+    let answer = client
+        .expect(&mut world, Type::AckResponse)
+        .command
+        .ack_response
+        .unwrap();
+    assert_eq!(
+        (answer.request_id, answer.error),
+        (Some(99), Some(ServerError::PersistenceError as i32))
+    );
+    client.expect(&mut world, Type::SendError);
+    // And what comes later.
+    client.say(
+        &mut world,
+        &say::ack(7, vec![say::id(ledger, entry)], false, Some(100)),
+    );
+    let answer = client
+        .expect(&mut world, Type::AckResponse)
+        .command
+        .ack_response
+        .unwrap();
+    assert_eq!(
+        (answer.request_id, answer.error),
+        (Some(100), Some(ServerError::PersistenceError as i32))
+    );
+    client.send(&mut world, 1, 2, "c");
+    client.expect(&mut world, Type::SendError);
+    client.say(&mut world, &say::producer(&topic, 2, 101, None));
+    assert_eq!(
+        client.error(&mut world, 101).0,
+        ServerError::PersistenceError
+    );
+    client.say(
+        &mut world,
+        &say::subscribe_command(say::subscribe(&topic, "new", false, 8, 102)),
+    );
+    assert_eq!(
+        client.error(&mut world, 102).0,
+        ServerError::PersistenceError
+    );
+    client.say(&mut world, &say::unsubscribe(7, 103, false));
+    assert_eq!(
+        client.error(&mut world, 103).0,
+        ServerError::PersistenceError
+    );
+    assert_eq!((world.totals().producers, world.totals().consumers), (1, 0));
+    assert!(world.is_open(client.peer));
+}
+
+/// A producer name is taken over from a holder that does not answer, not from one that does.
+#[test]
+fn a_name_is_taken_over_from_a_dead_holder_only() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let mut holder = Client::connect(&mut world, 0);
+    let mut newcomer = Client::connect(&mut world, 1);
+    holder.say(&mut world, &say::producer(&topic, 1, 10, Some("me")));
+    holder.expect(&mut world, Type::ProducerSuccess);
+    newcomer.say(&mut world, &say::producer(&topic, 1, 11, Some("me")));
+    holder.expect(&mut world, Type::Ping);
+    newcomer.expect_silence(&mut world);
+    holder.say(&mut world, &say::pong());
+    assert_eq!(newcomer.error(&mut world, 11).0, ServerError::ProducerBusy);
+    // Again, with a SEND behind it, and silence from the holder.
+    newcomer.say(&mut world, &say::producer(&topic, 1, 12, Some("me")));
+    newcomer.send(&mut world, 1, 0, "a");
+    holder.expect(&mut world, Type::Ping);
+    world.advance(4_999);
+    newcomer.expect_silence(&mut world);
+    world.advance(1);
+    newcomer.expect(&mut world, Type::ProducerSuccess);
+    assert_eq!(newcomer.receipt(&mut world).0, 0);
+    assert!(!world.is_open(holder.peer));
+}
+
+#[test]
+fn silence_ends_a_connection_after_two_intervals() {
+    let mut world = World::new(WorldConfig::default());
+    let mut client = Client::connect(&mut world, 0);
+    let mute = world.open(0);
+    world.advance(30_000);
+    client.expect(&mut world, Type::Ping);
+    assert!(!world.is_open(mute), "no CONNECT came");
+    client.say(&mut world, &say::pong());
+    world.run_until_idle();
+    world.advance(30_000);
+    client.expect(&mut world, Type::Ping);
+    world.advance(30_000);
+    world.run_until_idle();
+    assert!(!world.is_open(client.peer));
+    assert_eq!(world.totals().connections, 0);
+}
+
+/// Frames cut at every byte are the same frames, and what is received is freed.
+#[test]
+fn any_cut_of_the_stream_gives_the_same_frames() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    for i in 0..5 {
+        client.send(&mut world, 1, i, &"y".repeat(i as usize * 3000));
+    }
+    let mut size = 1;
+    loop {
+        let steps = world.steps();
+        if steps.is_empty() {
+            break;
+        }
+        for step in steps {
+            if !matches!(step, Step::WriteYounger(_)) {
+                size = size * 7 % 1009;
+                world.apply(step, size);
+            }
+        }
+    }
+    for i in 0..5 {
+        assert_eq!(client.receipt(&mut world).0, i);
+    }
+    assert_eq!(world.retained_bytes(), 0);
 }

@@ -577,11 +577,13 @@ impl Session {
                 by_broker,
                 ..
             } => {
-                if current(&self.consumers) {
-                    self.consumers.remove(&id);
+                if current(&self.consumers)
+                    && let Some(gone) = self.consumers.remove(&id)
+                {
                     self.unwritten
                         .retain(|(c, _, _)| c.incarnation != client.incarnation);
-                    if by_broker {
+                    // The answer to a SUBSCRIBE that is still open says it; a notice before it would seem to be about another consumer.
+                    if by_broker && !matches!(gone.state, ClientState::Opening) {
                         self.tell_closed(cx, &reply::close_consumer(id));
                     }
                 }

@@ -53,7 +53,7 @@ impl Topics {
         } else if cumulative {
             // Anything but one id, and any id on a Shared subscription, is accepted and means nothing.
             match ids.as_slice() {
-                [id] if !sub.shared => self.ack_cumulative(slot, sub_slot, id),
+                [id] if !sub.shared => self.ack_cumulative(slot, sub_slot, id, now),
                 _ => None,
             }
         } else {
@@ -80,7 +80,7 @@ impl Topics {
         }
     }
 
-    fn ack_cumulative(&mut self, slot: u32, sub_slot: u32, id: &AckedId) -> Refusal {
+    fn ack_cumulative(&mut self, slot: u32, sub_slot: u32, id: &AckedId, now: Now) -> Refusal {
         let topic = self.topics.get_mut(slot as usize)?;
         let seat = self.lanes.get_mut(topic.lane)?;
         let sub = topic.subs.get_mut(sub_slot as usize)?;
@@ -113,7 +113,7 @@ impl Topics {
         let after = mark_delete(&topic.state, sub);
         sub.read = sub.read.max(after);
         if before.ledger != after.ledger {
-            topic.trim(seat);
+            topic.trim(seat, now);
         }
         outcome.err().map(|_| (ServerError::UnknownError, BEHIND))
     }
@@ -186,7 +186,7 @@ impl Topics {
         let after = mark_delete(&topic.state, sub);
         sub.read = sub.read.max(after);
         if before.ledger != after.ledger {
-            topic.trim(seat);
+            topic.trim(seat, now);
         }
         if freed {
             topic.mark_dirty(&mut self.dirty);

@@ -140,7 +140,7 @@ impl Topics {
             }
         }
         if hidden_acked {
-            topic.trim(seat);
+            topic.trim(seat, now);
         }
         if again {
             topic.mark_dirty(&mut self.dirty);

@@ -8,12 +8,16 @@ use vela_proto::ServerError;
 use super::Topics;
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, CoreId, Message, SessionRef};
+use crate::engine::reply;
+use crate::engine::time::Now;
 use crate::store::chunk::Chunk;
 use crate::store::log::{AckedId, CursorId, Lane, Position, Record, TopicId, checkpoint};
 use crate::store::wal::{Segment, WalError};
 
 /// Ids in one Acked record.
 const IDS_PER_RECORD: usize = 4096;
+/// What is said when a lane has failed for good.
+const BROKEN: &str = "the log cannot be written; the broker's own log names the cause";
 
 /// What happens once a part of the log is durable. The order of the queue is the order of the log.
 #[derive(Debug)]
@@ -121,15 +125,12 @@ impl LaneSeat {
                 ServerError::PersistenceError,
                 "the disk of the data directory is full; free space, or delete what is no longer needed",
             )),
-            Some(_) => Some((
-                ServerError::PersistenceError,
-                "the log cannot be written; the broker's own log names the cause",
-            )),
+            Some(_) => Some((ServerError::PersistenceError, BROKEN)),
         }
     }
 
-    /// Nothing appended to this lane becomes durable any more.
-    fn is_fenced(&self) -> bool {
+    /// Nothing will become durable any more.
+    fn is_broken(&self) -> bool {
         self.failure
             .as_ref()
             .is_some_and(|failure| !matches!(failure, WalError::Full { .. }))
@@ -146,7 +147,7 @@ impl LaneSeat {
 }
 
 impl Topics {
-    /// Posts a message once everything appended so far is durable.
+    /// Posts a message once everything appended so far is durable. If that can never be, the answer says so.
     pub(super) fn after_log(
         &mut self,
         cx: &mut Context,
@@ -155,18 +156,77 @@ impl Topics {
         message: Message,
     ) {
         match self.lanes.get_mut(lane) {
-            Some(seat) if seat.is_fenced() => {
-                if let Some(message) = without_log(message) {
-                    cx.post(core, message);
-                }
-            }
-            Some(seat) if !seat.everything_durable() => {
+            Some(seat) if seat.everything_durable() => self.answer(cx, core, message),
+            Some(seat) if seat.is_broken() => self.answer_lost(cx, core, message),
+            Some(seat) => {
                 let seq = seat.last_seq;
                 let message = Box::new(message);
                 seat.push(seq, Pending::Post { core, message });
             }
-            _ => cx.post(core, message),
+            None => cx.post(core, message),
         }
+    }
+
+    /// Posts an answer whose part of the log is durable.
+    fn answer(&mut self, cx: &mut Context, core: CoreId, message: Message) {
+        let message = match message {
+            Message::ConsumerOpened { client, request_id } if !self.consumer_opened(client) => {
+                Message::ConsumerRefused {
+                    client,
+                    request_id,
+                    error: ServerError::ServiceNotReady,
+                    message: "The consumer was closed while it was being opened: subscribe again"
+                        .into(),
+                }
+            }
+            message => message,
+        };
+        cx.post(core, message);
+    }
+
+    /// Posts what takes the place of an answer whose part of the log was lost.
+    fn answer_lost(&mut self, cx: &mut Context, core: CoreId, message: Message) {
+        const ERROR: ServerError = ServerError::PersistenceError;
+        let message = match message {
+            Message::Acked {
+                client,
+                request_id,
+                error: None,
+            } => Message::Acked {
+                client,
+                request_id,
+                error: Some((ERROR, BROKEN)),
+            },
+            Message::ProducerOpened {
+                client, request_id, ..
+            } => {
+                self.close_producer(cx, client, None);
+                Message::ProducerRefused {
+                    client,
+                    request_id,
+                    error: ERROR,
+                    message: BROKEN.into(),
+                }
+            }
+            Message::ConsumerOpened { client, request_id } => {
+                self.close_consumer(cx, client, None, Now::default());
+                Message::ConsumerRefused {
+                    client,
+                    request_id,
+                    error: ERROR,
+                    message: BROKEN.into(),
+                }
+            }
+            Message::Reply { session, command } => match &command.success {
+                Some(success) => Message::Reply {
+                    session,
+                    command: Box::new(reply::error(success.request_id, ERROR, BROKEN)),
+                },
+                None => Message::Reply { session, command },
+            },
+            other => other,
+        };
+        cx.post(core, message);
     }
 
     fn lane_at(&self, cx: &Context, shard: u32) -> usize {
@@ -230,7 +290,7 @@ impl Topics {
                 cx.post(client.session.core, *message);
                 self.producer_answered(cx, client, topic, producer);
             }
-            Pending::Post { core, message } => cx.post(core, *message),
+            Pending::Post { core, message } => self.answer(cx, core, *message),
         }
     }
 
@@ -245,9 +305,6 @@ impl Topics {
         if !lasting {
             return;
         }
-        let refusal = seat
-            .refusal()
-            .unwrap_or((ServerError::PersistenceError, "the log cannot be written"));
         for (_, pending) in std::mem::take(&mut seat.pending) {
             match pending {
                 Pending::Receipt {
@@ -258,20 +315,20 @@ impl Topics {
                     highest_sequence_id,
                     ..
                 } => {
-                    let message = Message::SendRefused {
-                        client,
-                        sequence_id: sequence_id.max(highest_sequence_id.unwrap_or(0)),
-                        error: refusal.0,
-                        message: refusal.1,
-                    };
-                    cx.post(client.session.core, message);
+                    let sequence_id = sequence_id.max(highest_sequence_id.unwrap_or(0));
+                    let error = ServerError::PersistenceError;
+                    cx.post(
+                        client.session.core,
+                        Message::SendRefused {
+                            client,
+                            sequence_id,
+                            error,
+                            message: BROKEN,
+                        },
+                    );
                     self.producer_answered(cx, client, topic, producer);
                 }
-                Pending::Post { core, message } => {
-                    if let Some(message) = without_log(*message) {
-                        cx.post(core, message);
-                    }
-                }
+                Pending::Post { core, message } => self.answer_lost(cx, core, *message),
                 refused @ Pending::Refused { .. } => self.settle(cx, refused),
             }
         }
@@ -416,31 +473,4 @@ impl Topics {
                 || (seat.lane.is_idle() && seat.pending.is_empty() && !seat.checkpointing)
         })
     }
-}
-
-/// What becomes of an answer whose cause can never be durable: an ack is refused, a peer that waits for anything else is
-/// disconnected rather than told something that is not so.
-fn without_log(message: Message) -> Option<Message> {
-    const ERROR: (ServerError, &str) = (
-        ServerError::PersistenceError,
-        "the log cannot be written; the broker's own log names the cause",
-    );
-    let session = match message {
-        Message::Acked {
-            client, request_id, ..
-        } => {
-            return Some(Message::Acked {
-                client,
-                request_id,
-                error: Some(ERROR),
-            });
-        }
-        Message::ProducerOpened { client, .. }
-        | Message::ConsumerOpened { client, .. }
-        | Message::ProducerClosed { client, .. }
-        | Message::ConsumerClosed { client, .. } => client.session,
-        Message::Reply { session, .. } => session,
-        other => return Some(other),
-    };
-    Some(Message::Disconnect { session })
 }

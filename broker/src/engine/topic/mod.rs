@@ -26,10 +26,13 @@ use super::message::{ClientKey, ClientRef, Message, OpenConsumer, OpenProducer, 
 use super::name::TopicName;
 use super::reply;
 use super::time::Now;
-use crate::store::log::{Lane, LaneState, Position, Record, TopicState};
+use crate::store::log::{Lane, LaneState, LedgerInfo, Position, Record, TopicState};
 
 /// Messages that may wait behind an opening that is being decided; a client that sends more loses its connection.
 const MAX_WAITING: usize = 4096;
+
+/// How long a ledger stays that no subscription holds, milliseconds: Pulsar's default managedLedgerMinLedgerRolloverTimeMinutes.
+const UNCLAIMED_MS: u64 = 10 * 60_000;
 
 /// A topic of this core.
 pub(super) struct Topic {
@@ -86,7 +89,7 @@ impl Topic {
     }
 
     /// Removes closed ledgers that every cursor has passed.
-    fn trim(&mut self, seat: &mut LaneSeat) {
+    fn trim(&mut self, seat: &mut LaneSeat, now: Now) {
         if self.state.ledgers.ledgers().len() < 2 {
             return;
         }
@@ -96,7 +99,23 @@ impl Topic {
             .filter(|(_, sub)| sub.cursor.is_none())
             .map(|(_, sub)| sub.own.mark_delete());
         let slowest = readers.fold(self.state.slowest(), Position::min);
-        if let Some(through_ledger) = self.state.ledgers.trimmable(slowest) {
+        if let Some(mut through_ledger) = self.state.ledgers.trimmable(slowest) {
+            if slowest == Position::LATEST {
+                // Nobody has subscribed yet: what was just published stays a while, so that a first subscriber finds it
+                // even if the broker was restarted in between.
+                let old = |ledger: &&LedgerInfo| {
+                    ledger.opened_ms.saturating_add(UNCLAIMED_MS) <= now.wall_ms
+                };
+                let ledgers = self.state.ledgers.ledgers().take_while(old);
+                match ledgers
+                    .map(|ledger| ledger.id)
+                    .take_while(|id| *id <= through_ledger)
+                    .last()
+                {
+                    Some(id) => through_ledger = id,
+                    None => return,
+                }
+            }
             seat.append(&Record::Trimmed {
                 topic: self.state.id,
                 through_ledger,
@@ -108,9 +127,9 @@ impl Topic {
         }
     }
 
-    fn trim_if_loose(&mut self, lanes: &mut [LaneSeat]) {
+    fn trim_if_loose(&mut self, lanes: &mut [LaneSeat], now: Now) {
         if let Some(seat) = lanes.get_mut(self.lane) {
-            self.trim(seat);
+            self.trim(seat, now);
         }
     }
 }
@@ -539,7 +558,7 @@ impl Topics {
             if over {
                 let sub = topic.subs.remove(sub_slot as usize);
                 topic.sub_names.remove(&sub.name);
-                topic.trim_if_loose(&mut self.lanes);
+                topic.trim_if_loose(&mut self.lanes, now);
             }
         }
     }

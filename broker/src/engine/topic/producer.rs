@@ -425,7 +425,7 @@ impl super::Topic {
                 "the topic cannot open a new ledger; the broker's own log names the cause",
             ));
         }
-        self.trim(seat);
+        self.trim(seat, now);
         Ok(())
     }
 }

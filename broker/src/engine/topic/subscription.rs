@@ -36,6 +36,8 @@ pub(super) struct Consumer {
     pub(super) priority: i32,
     pub(super) epoch: Option<u64>,
     pub(super) connected_ms: u64,
+    /// Its SUBSCRIBE was answered: what it is sent comes behind the answer.
+    pub(super) opened: bool,
     /// Messages it may still be sent; below zero after a batch that was larger. Never clamped.
     pub(super) permits: i64,
     /// Permits that came while it was blocked.
@@ -56,7 +58,7 @@ pub(super) struct Consumer {
 impl Consumer {
     /// May it be sent another entry?
     pub(super) fn available(&self) -> bool {
-        self.permits > 0 && !self.blocked && self.unwritten < WINDOW
+        self.opened && self.permits > 0 && !self.blocked && self.unwritten < WINDOW
     }
 }
 
@@ -285,6 +287,7 @@ impl Topics {
             priority: open.priority,
             epoch: open.epoch,
             connected_ms: now.wall_ms,
+            opened: false,
             permits: 0,
             parked: 0,
             blocked: false,
@@ -321,6 +324,31 @@ impl Topics {
         Ok(())
     }
 
+    /// A consumer's SUBSCRIBE is answered now; messages may follow. False if it was closed in the meantime.
+    pub(super) fn consumer_opened(&mut self, client: ClientRef) -> bool {
+        let Some(Seat::Consumer {
+            topic,
+            sub,
+            consumer,
+        }) = self.clients.get(&client.key())
+        else {
+            return false;
+        };
+        let Some(topic) = self.topics.get_mut(*topic as usize) else {
+            return false;
+        };
+        let Some(consumer) = topic
+            .subs
+            .get_mut(*sub as usize)
+            .and_then(|sub| sub.consumers.get_mut(*consumer as usize))
+        else {
+            return false;
+        };
+        consumer.opened = true;
+        topic.mark_dirty(&mut self.dirty);
+        true
+    }
+
     /// Takes a consumer out of its subscription; what it held goes to the others.
     pub(super) fn remove_consumer(
         &mut self,
@@ -353,7 +381,7 @@ impl Topics {
                 } else {
                     let name = topic.subs.remove(sub_slot as usize).name;
                     topic.sub_names.remove(&name);
-                    topic.trim_if_loose(&mut self.lanes);
+                    topic.trim_if_loose(&mut self.lanes, now);
                 }
             }
         } else if sub.shared {
@@ -487,7 +515,7 @@ impl Topics {
             if let Some(sub) = topic.subs.try_remove(sub_slot as usize) {
                 topic.sub_names.remove(&sub.name);
             }
-            topic.trim_if_loose(&mut self.lanes);
+            topic.trim_if_loose(&mut self.lanes, now);
         }
         cx.post(
             client.session.core,

@@ -1,0 +1,652 @@
+//! The simulated clients: what they may say, and what they make of the answers.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use vela_proto::{self as proto, ServerError, base_command::Type};
+
+use super::model::{At, Published, Sub};
+use super::rng::Rng;
+use crate::harness::client::{Got, say};
+use crate::harness::{Incoming, Peer, World};
+
+#[derive(Debug)]
+pub struct Producer {
+    pub topic: usize,
+    pub stream: u64,
+    pub next_sequence: u64,
+    /// Sequence id and number of what has no answer yet.
+    pub unanswered: VecDeque<(u64, u64)>,
+    /// The request that closes it.
+    pub closing: Option<u64>,
+}
+
+#[derive(Debug)]
+pub struct Consumer {
+    pub sub: usize,
+    /// Unique in the run.
+    pub key: u64,
+    /// The request that opens it, until it is answered.
+    pub opening: Option<u64>,
+    pub closing: Option<u64>,
+    pub given: i64,
+    pub taken: i64,
+    pub epoch: u64,
+    /// What it got and has not acknowledged: number of messages open (bits).
+    pub holds: BTreeMap<At, u64>,
+}
+
+/// An ACK with a request.
+#[derive(Debug)]
+struct AckRequest {
+    sub: usize,
+    /// The consumer it is for.
+    key: u64,
+    /// The broker closed that consumer: an ACK that crosses the notice is ignored.
+    optional: bool,
+    ids: Vec<(At, u64)>,
+    cumulative: bool,
+    seeks: u64,
+    certain: bool,
+}
+
+/// One connection's worth of client.
+#[derive(Debug, Default)]
+pub struct Actor {
+    pub peer: Option<Peer>,
+    pub connected: bool,
+    pub producers: BTreeMap<u64, Producer>,
+    /// Producers being closed whose id may be in use again: their receipts come first.
+    pub old_producers: Vec<(u64, Producer)>,
+    pub consumers: BTreeMap<u64, Consumer>,
+    acks: BTreeMap<u64, AckRequest>,
+    seeks: BTreeMap<u64, (usize, bool)>,
+    /// Questions for statistics: the consumer, its permits when asked, and whether everything was at rest.
+    stats: BTreeMap<u64, (u64, i64, bool)>,
+    /// SUBSCRIBEs that were closed before they were answered.
+    dropped_opens: BTreeSet<u64>,
+    next_request: u64,
+    pub stats_seen: u64,
+}
+
+/// What all clients share.
+pub struct Shared {
+    pub topics: Vec<String>,
+    pub subs: Vec<Sub>,
+    pub published: Published,
+    pub next_key: u64,
+    pub next_stream: u64,
+    pub receipts: u64,
+    pub deliveries: u64,
+    pub acks_confirmed: u64,
+}
+
+fn full(batch: Option<i32>) -> u64 {
+    match batch.unwrap_or(1) {
+        64.. => u64::MAX,
+        n => (1 << n) - 1,
+    }
+}
+
+impl Actor {
+    /// A consumer is closed, by whom ever: its ACKs may have crossed a notice of the broker.
+    fn acks_of(&mut self, key: u64) {
+        self.acks
+            .values_mut()
+            .filter(|ack| ack.key == key)
+            .for_each(|ack| ack.optional = true);
+    }
+
+    fn request(&mut self) -> u64 {
+        self.next_request += 1;
+        self.next_request
+    }
+
+    pub fn connect(&mut self, world: &mut World, rng: &mut Rng) {
+        let core = rng.below(u64::from(world.config.cores)) as u16;
+        let peer = world.open(core);
+        world.feed(peer, &say::bytes(&say::connect()));
+        self.peer = Some(peer);
+    }
+
+    /// The connection is gone, whoever ended it.
+    pub fn lost(&mut self, shared: &mut Shared) {
+        self.peer = None;
+        self.connected = false;
+        self.producers.clear();
+        self.old_producers.clear();
+        for consumer in std::mem::take(&mut self.consumers).into_values() {
+            shared.subs[consumer.sub]
+                .held
+                .retain(|_, holder| *holder != consumer.key);
+        }
+        self.acks.clear();
+        // A SEEK on its way may still take effect: its subscription stays loose until everything is at rest.
+        self.seeks.clear();
+        self.stats.clear();
+        self.dropped_opens.clear();
+    }
+
+    /// If the connection is gone, takes what still arrived, and forgets it.
+    pub fn listen_before_loss(&mut self, world: &mut World, shared: &mut Shared) {
+        if let Some(peer) = self.peer
+            && !world.is_open(peer)
+        {
+            self.listen(world, shared);
+            self.lost(shared);
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.acks.values().all(|ack| ack.optional)
+            && self.seeks.is_empty()
+            && self.producers.values().all(|p| p.unanswered.is_empty())
+            && self.old_producers.is_empty()
+            && self
+                .consumers
+                .values()
+                .all(|c| c.opening.is_none() && c.closing.is_none())
+    }
+
+    /// Takes what has arrived.
+    pub fn listen(&mut self, world: &mut World, shared: &mut Shared) {
+        let Some(peer) = self.peer else { return };
+        for incoming in world.take(peer) {
+            self.incoming(world, shared, peer, &incoming);
+        }
+    }
+
+    fn incoming(
+        &mut self,
+        world: &mut World,
+        shared: &mut Shared,
+        peer: Peer,
+        incoming: &Incoming,
+    ) {
+        let command = &incoming.command;
+        match Type::try_from(command.r#type).unwrap() {
+            Type::Connected => self.connected = true,
+            Type::Ping => world.feed(peer, &say::bytes(&say::pong())),
+            Type::ProducerSuccess => {}
+            Type::SendReceipt => {
+                let receipt = command.send_receipt.as_ref().unwrap();
+                let id = receipt.message_id.as_ref().unwrap();
+                let (producer, number) =
+                    self.answered(receipt.producer_id, receipt.sequence_id, true);
+                shared
+                    .published
+                    .seen(number, producer, (id.ledger_id, id.entry_id));
+                shared.published.sent[number as usize].receipt = true;
+                shared.receipts += 1;
+            }
+            Type::SendError => {
+                let error = command.send_error.as_ref().unwrap();
+                assert_eq!(
+                    error.error,
+                    ServerError::PersistenceError as i32,
+                    "{error:?}"
+                );
+                let (_, number) = self.answered(error.producer_id, error.sequence_id, false);
+                shared.published.sent[number as usize].refused = true;
+            }
+            Type::Success => self.success(shared, command.success.as_ref().unwrap().request_id),
+            Type::Error => {
+                let error = command.error.as_ref().unwrap();
+                let id = self
+                    .consumers
+                    .iter()
+                    .find(|(_, c)| c.opening == Some(error.request_id))
+                    .map(|(id, _)| *id);
+                match id {
+                    Some(id) => {
+                        let sought = shared.subs[self.consumers[&id].sub].loose
+                            && error.error == ServerError::ServiceNotReady as i32;
+                        assert!(
+                            sought || error.error == ServerError::ConsumerBusy as i32,
+                            "{error:?}"
+                        );
+                        self.consumers.remove(&id);
+                    }
+                    // A SEEK or a question that met a consumer which was closed meanwhile, or a SEEK beside another one.
+                    None => match self.seeks.remove(&error.request_id) {
+                        Some((sub, _)) => shared.subs[sub].seeks_open -= 1,
+                        None => {
+                            let known = self.stats.remove(&error.request_id).is_some()
+                                || self.dropped_opens.remove(&error.request_id);
+                            assert!(known, "{error:?}");
+                        }
+                    },
+                }
+            }
+            Type::CloseConsumer => {
+                let id = command.close_consumer.as_ref().unwrap().consumer_id;
+                // One that is being opened is not closed by the broker: this is about the one before it.
+                if self.consumers.get(&id).is_some_and(|c| c.opening.is_some()) {
+                    return;
+                }
+
+                if let Some(consumer) = self.consumers.remove(&id) {
+                    self.acks_of(consumer.key);
+                    shared.subs[consumer.sub]
+                        .held
+                        .retain(|_, holder| *holder != consumer.key);
+                    let sub = &shared.subs[consumer.sub];
+                    assert!(
+                        sub.loose,
+                        "the broker closed a consumer of {} without a SEEK",
+                        sub.name
+                    );
+                }
+            }
+            Type::Message => self.message(shared, incoming),
+            Type::AckResponse => self.ack_response(shared, command.ack_response.as_ref().unwrap()),
+            Type::ConsumerStatsResponse => {
+                self.stats_response(shared, command.consumer_stats_response.as_ref().unwrap())
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    /// Finds what a receipt or refusal answers: topic and number.
+    fn answered(&mut self, producer_id: u64, sequence_id: u64, in_order: bool) -> (usize, u64) {
+        let old = self
+            .old_producers
+            .iter_mut()
+            .find(|(id, _)| *id == producer_id)
+            .map(|(_, p)| p);
+        let producer = old
+            .or_else(|| self.producers.get_mut(&producer_id))
+            .expect("an answer to an open producer");
+        // A refusal for want of room may overtake receipts that still wait.
+        let at = producer
+            .unanswered
+            .iter()
+            .position(|(sequence, _)| *sequence == sequence_id);
+        let at = at.unwrap_or_else(|| {
+            panic!("an answer to SEND {sequence_id} of producer {producer_id}, which has none open")
+        });
+        assert!(
+            !in_order || at == 0,
+            "the receipt of {sequence_id} comes before that of {:?}",
+            producer.unanswered[0]
+        );
+        let (_, number) = producer.unanswered.remove(at).unwrap();
+        (producer.topic, number)
+    }
+
+    fn success(&mut self, shared: &mut Shared, request: u64) {
+        if let Some(at) = self
+            .old_producers
+            .iter()
+            .position(|(_, p)| p.closing == Some(request))
+        {
+            let (_, producer) = self.old_producers.remove(at);
+            assert!(
+                producer.unanswered.is_empty(),
+                "closed before {:?} were answered",
+                producer.unanswered
+            );
+            return;
+        }
+        if let Some((sub, by_time)) = self.seeks.remove(&request) {
+            let published = shared.published.sent.len() as u64;
+            let sub = &mut shared.subs[sub];
+            sub.seeks_open -= 1;
+            if by_time {
+                sub.skipped_numbers = published;
+            }
+            return;
+        }
+        if let Some(consumer) = self
+            .consumers
+            .values_mut()
+            .find(|c| c.opening == Some(request))
+        {
+            consumer.opening = None;
+        }
+        // Else the SUCCESS of a close, or of a SUBSCRIBE that was closed right behind.
+    }
+
+    fn message(&mut self, shared: &mut Shared, incoming: &Incoming) {
+        let got = Got::from(incoming).unwrap();
+        let permits = got.permits.expect("message_permits is always written");
+        // What comes to a consumer that is being closed, or from before it was opened anew, was sent to its predecessor.
+        let Some(consumer) = self
+            .consumers
+            .get_mut(&got.consumer)
+            .filter(|c| c.opening.is_none())
+        else {
+            return;
+        };
+        assert!(
+            consumer.taken < consumer.given,
+            "delivered without credit: {} of {}",
+            consumer.taken,
+            consumer.given
+        );
+        consumer.taken += i64::from(permits);
+        let whole = full(got.batch);
+        let open = got
+            .ack_set
+            .first()
+            .map_or(whole, |word| *word as u64 & whole);
+        assert_eq!(open.count_ones(), permits, "permits of {got:?}");
+        let sub = &mut shared.subs[consumer.sub];
+        let number = u64::from_le_bytes(got.payload[..8].try_into().unwrap());
+        assert_eq!(got.batch, shared.published.sent[number as usize].batch);
+        let at = (got.ledger, got.entry);
+        shared.published.seen(number, sub.topic, at);
+        if !sub.shared && got.epoch.unwrap_or(0) < consumer.epoch {
+            return;
+        }
+        sub.delivery(number, at, consumer.key, open);
+        consumer.holds.insert(at, open);
+        shared.deliveries += 1;
+    }
+
+    fn ack_response(&mut self, shared: &mut Shared, response: &proto::CommandAckResponse) {
+        let request = self
+            .acks
+            .remove(&response.request_id.unwrap())
+            .expect("an answer to an ACK");
+        let sub = &mut shared.subs[request.sub];
+        if response.error.is_some() || !request.certain || request.seeks != sub.seeks {
+            return;
+        }
+        shared.acks_confirmed += 1;
+        for (at, open) in request.ids {
+            if request.cumulative {
+                sub.acked_upto = sub.acked_upto.max(Some(at));
+            } else if open == 0 {
+                sub.acked.insert(at);
+            } else {
+                *sub.open.entry(at).or_insert(u64::MAX) &= open;
+            }
+        }
+    }
+
+    fn stats_response(&mut self, shared: &Shared, stats: &proto::CommandConsumerStatsResponse) {
+        let (key, given, resting) = self
+            .stats
+            .remove(&stats.request_id)
+            .expect("statistics nobody asked for");
+        let Some(consumer) = self.consumers.values().find(|c| c.key == key) else {
+            return;
+        };
+        self.stats_seen += 1;
+        // Permits that come while a consumer is blocked are parked and do not show.
+        if stats.blocked_consumer_on_unacked_msgs == Some(false) {
+            let balance = stats.available_permits.unwrap() as i64;
+            assert_eq!(balance, given - consumer.taken, "permits of {consumer:?}");
+        }
+        let sub = &shared.subs[consumer.sub];
+        if sub.shared && !sub.loose && resting {
+            let held: u32 = consumer.holds.values().map(|open| open.count_ones()).sum();
+            assert_eq!(
+                stats.unacked_messages,
+                Some(u64::from(held)),
+                "unacknowledged messages of {consumer:?}"
+            );
+        }
+    }
+
+    /// Asks for every consumer's statistics. Not while a SEEK may close it: asking for one that is gone ends the connection.
+    pub fn ask_stats(&mut self, world: &mut World, shared: &Shared, resting: bool) {
+        let Some(peer) = self.peer else { return };
+        let open = self
+            .consumers
+            .iter()
+            .filter(|(_, c)| c.opening.is_none() && (resting || !shared.subs[c.sub].loose));
+        let ids: Vec<(u64, u64, i64)> = open.map(|(id, c)| (*id, c.key, c.given)).collect();
+        for (id, key, given) in ids {
+            let request = self.request();
+            self.stats.insert(request, (key, given, resting));
+            world.feed(peer, &say::bytes(&say::stats(id, request)));
+        }
+    }
+
+    pub fn open_producer(&mut self, world: &mut World, shared: &mut Shared, id: u64, topic: usize) {
+        let Some(peer) = self.peer else { return };
+        let request = self.request();
+        shared.next_stream += 1;
+        let producer = Producer {
+            topic,
+            stream: shared.next_stream,
+            next_sequence: 0,
+            unanswered: VecDeque::new(),
+            closing: None,
+        };
+        self.producers.insert(id, producer);
+        world.feed(
+            peer,
+            &say::bytes(&say::producer(&shared.topics[topic], id, request, None)),
+        );
+    }
+
+    pub fn close_producer(&mut self, world: &mut World, id: u64) {
+        let Some(peer) = self.peer else { return };
+        let request = self.request();
+        if let Some(mut producer) = self.producers.remove(&id) {
+            producer.closing = Some(request);
+            self.old_producers.push((id, producer));
+            world.feed(peer, &say::bytes(&say::close_producer(id, request)));
+        }
+    }
+
+    pub fn send(
+        &mut self,
+        world: &mut World,
+        shared: &mut Shared,
+        rng: &mut Rng,
+        id: u64,
+        size: usize,
+    ) {
+        let Some(peer) = self.peer else { return };
+        let Some(producer) = self.producers.get_mut(&id) else {
+            return;
+        };
+        let batch = if rng.one_in(3) {
+            Some(rng.range(1, 12) as i32)
+        } else {
+            None
+        };
+        let number = shared
+            .published
+            .send(producer.topic, producer.stream, batch);
+        let sequence = producer.next_sequence;
+        producer.next_sequence += 1;
+        producer.unanswered.push_back((sequence, number));
+        let mut payload = number.to_le_bytes().to_vec();
+        payload.resize(8 + size, number as u8);
+        let time = world.now.wall_ms;
+        world.feed(peer, &say::send(id, sequence, batch, time, &payload));
+    }
+
+    pub fn subscribe(&mut self, world: &mut World, shared: &mut Shared, id: u64, sub: usize) {
+        let Some(peer) = self.peer else { return };
+        let request = self.request();
+        shared.next_key += 1;
+        let model = &shared.subs[sub];
+        let mut subscribe = say::subscribe(
+            &shared.topics[model.topic],
+            &model.name,
+            model.shared,
+            id,
+            request,
+        );
+        if !model.shared {
+            subscribe.consumer_epoch = Some(0);
+        }
+        world.feed(peer, &say::bytes(&say::subscribe_command(subscribe)));
+        let consumer = Consumer {
+            sub,
+            key: shared.next_key,
+            opening: Some(request),
+            closing: None,
+            given: 0,
+            taken: 0,
+            epoch: 0,
+            holds: BTreeMap::new(),
+        };
+        self.consumers.insert(id, consumer);
+    }
+
+    pub fn flow(&mut self, world: &mut World, id: u64, permits: u32) {
+        let Some(peer) = self.peer else { return };
+        if let Some(consumer) = self.consumers.get_mut(&id) {
+            consumer.given += i64::from(permits);
+            world.feed(peer, &say::bytes(&say::flow(id, permits)));
+        }
+    }
+
+    pub fn close_consumer(&mut self, world: &mut World, shared: &mut Shared, id: u64) {
+        let Some(peer) = self.peer else { return };
+        if let Some(consumer) = self.consumers.remove(&id) {
+            let request = self.request();
+            self.dropped_opens.extend(consumer.opening);
+            self.acks_of(consumer.key);
+            shared.subs[consumer.sub]
+                .held
+                .retain(|_, holder| *holder != consumer.key);
+            world.feed(peer, &say::bytes(&say::close_consumer(id, request)));
+        }
+    }
+
+    /// Acknowledges some of what a consumer holds; `all` = everything, whole.
+    pub fn ack(&mut self, world: &mut World, shared: &Shared, rng: &mut Rng, id: u64, all: bool) {
+        let Some(peer) = self.peer else { return };
+        let request = self.request();
+        let Some(consumer) = self.consumers.get_mut(&id).filter(|c| !c.holds.is_empty()) else {
+            return;
+        };
+        let sub = &shared.subs[consumer.sub];
+        let mut ids = Vec::new();
+        let mut wire = Vec::new();
+        let cumulative = !all && !sub.shared && rng.one_in(3);
+        if cumulative {
+            let places: Vec<At> = consumer.holds.keys().copied().collect();
+            let at = rng.pick(&places).unwrap();
+            consumer.holds.retain(|held, _| *held > at);
+            ids.push((at, 0));
+            wire.push(say::id(at.0, at.1));
+        } else {
+            for (at, open) in &mut consumer.holds {
+                if !all && rng.one_in(2) {
+                    continue;
+                }
+                let left = if !all && rng.one_in(3) {
+                    *open & rng.next()
+                } else {
+                    0
+                };
+                *open = left;
+                let mut one = say::id(at.0, at.1);
+                if left != 0 {
+                    one.ack_set = vec![left as i64];
+                }
+                ids.push((*at, left));
+                wire.push(one);
+            }
+            consumer.holds.retain(|_, open| *open != 0);
+        }
+        if ids.is_empty() {
+            return;
+        }
+        let with_request = all || !rng.one_in(3);
+        world.feed(
+            peer,
+            &say::bytes(&say::ack(
+                id,
+                wire,
+                cumulative,
+                with_request.then_some(request),
+            )),
+        );
+        if with_request {
+            let ack = AckRequest {
+                sub: consumer.sub,
+                key: consumer.key,
+                optional: false,
+                ids,
+                cumulative,
+                seeks: sub.seeks,
+                certain: sub.seeks_open == 0,
+            };
+            self.acks.insert(request, ack);
+        }
+    }
+
+    /// Asks for things again.
+    pub fn redeliver(&mut self, world: &mut World, shared: &mut Shared, rng: &mut Rng, id: u64) {
+        let Some(peer) = self.peer else { return };
+        let Some(consumer) = self.consumers.get_mut(&id).filter(|c| c.opening.is_none()) else {
+            return;
+        };
+        let sub = &mut shared.subs[consumer.sub];
+        if sub.shared {
+            let chosen: Vec<At> = consumer
+                .holds
+                .keys()
+                .copied()
+                .filter(|_| rng.one_in(2))
+                .collect();
+            if chosen.is_empty() {
+                return;
+            }
+            for at in &chosen {
+                consumer.holds.remove(at);
+                sub.held.remove(at);
+            }
+            let ids = chosen.iter().map(|at| say::id(at.0, at.1)).collect();
+            world.feed(peer, &say::bytes(&say::redeliver(id, ids, None)));
+        } else {
+            consumer.epoch += 1;
+            consumer.holds.clear();
+            sub.held.clear();
+            world.feed(
+                peer,
+                &say::bytes(&say::redeliver(id, vec![], Some(consumer.epoch))),
+            );
+        }
+    }
+
+    pub fn seek(&mut self, world: &mut World, shared: &mut Shared, rng: &mut Rng, id: u64) {
+        let Some(peer) = self.peer else { return };
+        let request = self.request();
+        let Some(consumer) = self.consumers.get(&id).filter(|c| c.opening.is_none()) else {
+            return;
+        };
+        let index = consumer.sub;
+        let topic = shared.subs[index].topic;
+        let command = match rng.below(3) {
+            0 => {
+                shared.subs[index].seek(None, shared.published.sent.len() as u64);
+                let now = world.now.wall_ms;
+                say::seek_time(id, request, rng.range(now.saturating_sub(500), now + 10))
+            }
+            1 => {
+                shared.subs[index].seek(Some((0, 0)), 0);
+                say::seek_id(id, request, say::id(u64::MAX, u64::MAX))
+            }
+            _ => {
+                let places: Vec<At> = shared
+                    .published
+                    .sent
+                    .iter()
+                    .filter(|s| s.topic == topic)
+                    .filter_map(|s| s.at)
+                    .collect();
+                let Some(at) = rng.pick(&places) else { return };
+                shared.subs[index].seek(Some(at), 0);
+                say::seek_id(id, request, say::id(at.0, at.1))
+            }
+        };
+        self.seeks.insert(
+            request,
+            (
+                index,
+                matches!(&command.seek, Some(s) if s.message_id.is_none()),
+            ),
+        );
+        world.feed(peer, &say::bytes(&command));
+    }
+}

@@ -1,0 +1,163 @@
+//! What the simulated clients know, and therefore what the broker may do.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ledger and entry.
+pub type At = (u64, u64);
+
+/// One SEND.
+#[derive(Debug, Clone)]
+pub struct Sent {
+    pub topic: usize,
+    /// Which opened producer it came from.
+    pub stream: u64,
+    pub batch: Option<i32>,
+    /// Its receipt came: it must never be lost.
+    pub receipt: bool,
+    /// Refused: it must never be seen.
+    pub refused: bool,
+    pub at: Option<At>,
+}
+
+/// Everything published, by the number in its payload.
+#[derive(Debug, Default)]
+pub struct Published {
+    pub sent: Vec<Sent>,
+    by_place: BTreeMap<(usize, At), u64>,
+    by_stream: BTreeMap<(u64, u64), At>,
+}
+
+impl Published {
+    /// A new SEND; its number.
+    pub fn send(&mut self, topic: usize, stream: u64, batch: Option<i32>) -> u64 {
+        self.sent.push(Sent {
+            topic,
+            stream,
+            batch,
+            receipt: false,
+            refused: false,
+            at: None,
+        });
+        self.sent.len() as u64 - 1
+    }
+
+    /// A receipt or a delivery says where it is: always the same place, nobody else's, and in the order of its producer.
+    pub fn seen(&mut self, number: u64, topic: usize, at: At) {
+        let sent = self
+            .sent
+            .get_mut(number as usize)
+            .unwrap_or_else(|| panic!("message {number} was never published"));
+        assert_eq!(sent.topic, topic, "message {number} is in another topic");
+        assert!(!sent.refused, "message {number} was refused and is there");
+        match sent.at {
+            Some(before) => assert_eq!(before, at, "message {number} is in two places"),
+            None => sent.at = Some(at),
+        }
+        let stream = sent.stream;
+        let other = *self.by_place.entry((topic, at)).or_insert(number);
+        assert_eq!(other, number, "two messages at {at:?}");
+        self.by_stream.insert((stream, number), at);
+        let before = self
+            .by_stream
+            .range((stream, 0)..(stream, number))
+            .next_back();
+        let behind = self
+            .by_stream
+            .range((stream, number + 1)..(stream, u64::MAX))
+            .next();
+        assert!(
+            before.is_none_or(|(_, place)| *place < at),
+            "message {number} stands before an earlier one of its producer"
+        );
+        assert!(
+            behind.is_none_or(|(_, place)| at < *place),
+            "message {number} stands behind a later one of its producer"
+        );
+    }
+}
+
+/// A subscription as far as its clients can know.
+#[derive(Debug, Default)]
+pub struct Sub {
+    pub topic: usize,
+    pub name: String,
+    pub shared: bool,
+    /// Acknowledged for certain: an AckResponse came, and no SEEK since.
+    pub acked: BTreeSet<At>,
+    /// Acknowledged for certain up to here.
+    pub acked_upto: Option<At>,
+    /// Open messages of batches, as far as that is certain.
+    pub open: BTreeMap<At, u64>,
+    /// Delivered, and no reason yet to deliver it again: who holds it.
+    pub held: BTreeMap<At, u64>,
+    /// Delivered at least once, to anybody.
+    pub delivered: BTreeSet<u64>,
+    /// Rises with each SEEK sent.
+    pub seeks: u64,
+    /// SEEKs that may still take effect.
+    pub seeks_open: u32,
+    /// Until the next rest nobody can say what may come twice.
+    pub loose: bool,
+    /// What a SEEK may have skipped: places below, and numbers below.
+    pub skipped: At,
+    pub skipped_numbers: u64,
+}
+
+impl Sub {
+    /// An entry arrives at `consumer`.
+    pub fn delivery(&mut self, number: u64, at: At, consumer: u64, open: u64) {
+        assert!(
+            !self.acked.contains(&at),
+            "{at:?} was acknowledged on {} and comes again",
+            self.name
+        );
+        assert!(
+            self.acked_upto.is_none_or(|upto| at > upto),
+            "{at:?} was acknowledged cumulatively on {} and comes again",
+            self.name
+        );
+        if let Some(left) = self.open.get(&at) {
+            assert_eq!(
+                open & !left,
+                0,
+                "acknowledged messages of batch {at:?} on {} come again: {open:b} of {left:b}",
+                self.name
+            );
+        }
+        let holder = self.held.insert(at, consumer);
+        assert!(
+            self.loose || holder.is_none(),
+            "{at:?} comes twice on {}: {holder:?} holds it, {consumer} got it",
+            self.name
+        );
+        self.delivered.insert(number);
+    }
+
+    /// A SEEK to `to` was sent; `None` = by time.
+    pub fn seek(&mut self, to: Option<At>, published: u64) {
+        self.seeks += 1;
+        self.seeks_open += 1;
+        self.loose = true;
+        self.held.clear();
+        let to = match to {
+            Some(to) => {
+                self.skipped = self.skipped.max(to);
+                to
+            }
+            None => {
+                self.skipped_numbers = published;
+                (0, 0)
+            }
+        };
+        self.acked.retain(|at| *at < to);
+        self.open.retain(|at, _| *at < to);
+        if self.acked_upto.is_some_and(|upto| upto >= to) {
+            self.acked_upto = None;
+        }
+    }
+
+    /// Must this message have been delivered when everything has come to rest?
+    pub fn owed(&self, number: u64, at: At) -> bool {
+        !self.delivered.contains(&number) && at >= self.skipped && number >= self.skipped_numbers
+    }
+}

@@ -1,0 +1,620 @@
+//! Random runs from a seed: several cores, clients, disks and restarts in whatever order chance says, and what must hold all the same.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use vela_broker::engine::Now;
+use vela_broker::store::memory::Kept;
+
+use super::actor::{Actor, Shared};
+use super::model::{Published, Sub};
+use super::rng::Rng;
+use crate::harness::{Fault, Step, World, WorldConfig};
+
+/// What a run did, to see that runs do something.
+#[derive(Default, Debug, Clone, Copy)]
+pub struct Outcome {
+    pub steps: u64,
+    pub published: u64,
+    pub receipts: u64,
+    pub deliveries: u64,
+    pub acks: u64,
+    pub crashes: u64,
+    pub checkpoints: u64,
+    pub dropped_segments: u64,
+    pub reads: u64,
+    pub seeks: u64,
+    pub stats: u64,
+    /// How often a planted fault struck.
+    pub struck: u64,
+}
+
+impl Outcome {
+    fn add(&mut self, other: &Outcome) {
+        self.steps += other.steps;
+        self.published += other.published;
+        self.receipts += other.receipts;
+        self.deliveries += other.deliveries;
+        self.acks += other.acks;
+        self.crashes += other.crashes;
+        self.checkpoints += other.checkpoints;
+        self.dropped_segments += other.dropped_segments;
+        self.reads += other.reads;
+        self.seeks += other.seeks;
+        self.stats += other.stats;
+        self.struck += other.struck;
+    }
+}
+
+fn config(rng: &mut Rng, fault: Fault) -> WorldConfig {
+    let mut config = WorldConfig {
+        fault,
+        ..WorldConfig::default()
+    };
+    config.cores = rng.range(1, 3) as u16;
+    config.shards = u32::from(config.cores) * rng.range(1, 2) as u32;
+    config.now = Now {
+        ms: 1_000,
+        wall_ms: 1_700_000_000_000,
+    };
+    let settings = &mut config.settings;
+    settings.managed_ledger_max_entries_per_ledger = rng.range(1, 20) as u32;
+    settings.managed_ledger_max_size_per_ledger = if rng.one_in(2) { 20_000 } else { 1 << 30 };
+    settings.max_pending_publish_requests_per_connection = rng.range(2, 40) as u32;
+    settings.max_unacked_messages_per_consumer = if rng.one_in(2) {
+        0
+    } else {
+        rng.range(1, 20) as u32
+    };
+    settings.max_unacked_messages_per_subscription = if rng.one_in(2) {
+        0
+    } else {
+        rng.range(1, 40) as u32
+    };
+    settings.dispatcher_max_round_robin_batch_size = rng.range(1, 20) as u32;
+    settings.checkpoint_interval_bytes = rng.range(4 << 10, 64 << 10);
+    config.lane.chunk_bytes = 4096 << rng.below(4);
+    config.lane.budget_bytes = 64 << (10 + rng.below(4));
+    config.lane.cache_bytes = 8 << (10 + rng.below(5));
+    config.lane.pool_bytes = 64 << 10;
+    config.lane.in_flight = rng.range(1, 3) as usize;
+    config.wal.segment_bytes = 128 << 10;
+    config.wal.unacked_bytes_max = 512 << 10;
+    config.sizes.min = 64;
+    config.sizes.initial = 1 << rng.range(8, 13);
+    config.sizes.max = 1 << 14;
+    config
+}
+
+struct Run {
+    world: World,
+    rng: Rng,
+    shared: Shared,
+    actors: Vec<Actor>,
+    crashes: u64,
+    seeks: u64,
+    /// Payload bytes of large messages; 0 = this run has none.
+    large: u64,
+}
+
+impl Run {
+    fn new(seed: u64, fault: Fault) -> Run {
+        let mut rng = Rng::new(seed);
+        let world = World::new(config(&mut rng, fault));
+        let topics: Vec<String> = (0..rng.range(1, 3))
+            .map(|i| format!("persistent://public/default/t{i}-{seed}"))
+            .collect();
+        let mut subs = Vec::new();
+        for topic in 0..topics.len() {
+            for name in 0..rng.range(1, 2) {
+                subs.push(Sub {
+                    topic,
+                    name: format!("s{name}"),
+                    shared: rng.one_in(2),
+                    ..Sub::default()
+                });
+            }
+        }
+        let shared = Shared {
+            topics,
+            subs,
+            published: Published::default(),
+            next_key: 0,
+            next_stream: 0,
+            receipts: 0,
+            deliveries: 0,
+            acks_confirmed: 0,
+        };
+        let actors = (0..rng.range(2, 5)).map(|_| Actor::default()).collect();
+        let large = if rng.one_in(8) { 60_000 } else { 0 };
+        let mut run = Run {
+            world,
+            rng,
+            shared,
+            actors,
+            crashes: 0,
+            seeks: 0,
+            large,
+        };
+        // Subscriptions first: what nobody subscribes to may be trimmed.
+        run.actors[0].connect(&mut run.world, &mut run.rng);
+        run.rest();
+        for sub in 0..run.shared.subs.len() {
+            run.actors[0].subscribe(&mut run.world, &mut run.shared, 100 + sub as u64, sub);
+        }
+        run.rest();
+        run.cut(0);
+        run
+    }
+
+    /// One thing happens: mostly the world goes on, sometimes a client or fate does something.
+    fn step(&mut self) {
+        if self.rng.below(100) < 65 {
+            let steps = self.world.steps();
+            if let Some(step) = self.rng.pick(&steps) {
+                let size = match self.rng.below(4) {
+                    0 => self.rng.range(1, 40) as usize,
+                    1 => self.rng.range(1, 5000) as usize,
+                    _ => usize::MAX,
+                };
+                self.world.apply(step, size);
+                self.after(step);
+                return;
+            }
+        }
+        match self.rng.below(400) {
+            0 => self.crash(),
+            1..=2 => self.rest(),
+            3..=5 => {
+                let shard = self.rng.below(u64::from(self.world.config.shards)) as u32;
+                self.world.fill_disk(shard);
+            }
+            6..=12 => (0..self.world.config.shards).for_each(|shard| self.world.free_disk(shard)),
+            13..=22 => {
+                let ms = self.rng.range(1, 300);
+                self.world.advance(ms);
+            }
+            23 => {
+                let ms = self.rng.range(300, 31_000);
+                self.world.advance(ms);
+            }
+            24..=27 => {
+                let actor = self.rng.below(self.actors.len() as u64) as usize;
+                self.cut(actor);
+            }
+            28..=33 => self.toggle_stuck(),
+            _ => self.act(),
+        }
+        self.listen();
+    }
+
+    fn after(&mut self, step: Step) {
+        match step {
+            Step::Output(_) | Step::Close(_) | Step::Read(_) => self.listen(),
+            _ => {}
+        }
+    }
+
+    fn listen(&mut self) {
+        // First who lost its connection: what it held may be somebody else's by now.
+        for actor in &mut self.actors {
+            actor.listen_before_loss(&mut self.world, &mut self.shared);
+        }
+        for actor in &mut self.actors {
+            actor.listen(&mut self.world, &mut self.shared);
+        }
+    }
+
+    fn toggle_stuck(&mut self) {
+        let actor = self.rng.below(self.actors.len() as u64) as usize;
+        if let Some(peer) = self.actors[actor].peer {
+            self.world.conns[peer.0].stuck ^= true;
+        }
+    }
+
+    fn cut(&mut self, actor: usize) {
+        if let Some(peer) = self.actors[actor].peer {
+            self.world.cut(peer);
+            self.actors[actor].lost(&mut self.shared);
+        }
+    }
+
+    /// A client says something.
+    fn act(&mut self) {
+        let Run {
+            world,
+            rng,
+            shared,
+            actors,
+            seeks,
+            large,
+            ..
+        } = self;
+        let index = rng.below(actors.len() as u64) as usize;
+        let actor = &mut actors[index];
+        if actor.peer.is_none() {
+            return actor.connect(world, rng);
+        }
+        let peer = actor.peer.unwrap();
+        // A client that was not heard yet does not go on talking for ever.
+        if world.unread(peer) > 100_000 {
+            return;
+        }
+        let producers: Vec<u64> = actor.producers.keys().copied().collect();
+        let consumers: Vec<u64> = actor.consumers.keys().copied().collect();
+        match rng.below(100) {
+            0..=34 => match rng.pick(&producers) {
+                Some(id) => {
+                    for _ in 0..rng.range(1, 6) {
+                        let size = match rng.below(8) {
+                            0 => rng.below(6000),
+                            1 if *large > 0 => rng.below(*large),
+                            _ => rng.below(100),
+                        };
+                        actor.send(world, shared, rng, id, size as usize);
+                    }
+                }
+                None => actor.open_producer(
+                    world,
+                    shared,
+                    1,
+                    rng.below(shared.topics.len() as u64) as usize,
+                ),
+            },
+            35..=37 => {
+                let id = rng.range(1, 2);
+                if actor.producers.contains_key(&id) {
+                    actor.close_producer(world, id);
+                }
+                // Often right behind the close.
+                if rng.one_in(2) {
+                    actor.open_producer(
+                        world,
+                        shared,
+                        id,
+                        rng.below(shared.topics.len() as u64) as usize,
+                    );
+                    actor.send(world, shared, rng, id, 10);
+                }
+            }
+            38..=45 => {
+                let sub = rng.below(shared.subs.len() as u64) as usize;
+                let id = rng.range(1, 4);
+                if actor.consumers.contains_key(&id) {
+                    if rng.one_in(3) {
+                        actor.close_consumer(world, shared, id);
+                    } else {
+                        return;
+                    }
+                }
+                actor.subscribe(world, shared, id, sub);
+                if rng.one_in(2) {
+                    actor.flow(world, id, rng.range(1, 50) as u32);
+                }
+            }
+            46..=65 => {
+                if let Some(id) = rng.pick(&consumers) {
+                    actor.flow(world, id, rng.range(1, 30) as u32);
+                }
+            }
+            66..=88 => {
+                if let Some(id) = rng.pick(&consumers) {
+                    let all = rng.one_in(3);
+                    actor.ack(world, shared, rng, id, all);
+                }
+            }
+            89..=93 => {
+                if let Some(id) = rng.pick(&consumers) {
+                    actor.redeliver(world, shared, rng, id);
+                }
+            }
+            94..=95 => {
+                if let Some(id) = rng.pick(&consumers) {
+                    actor.close_consumer(world, shared, id);
+                }
+            }
+            96 => {
+                if let Some(id) = rng.pick(&consumers) {
+                    *seeks += 1;
+                    actor.seek(world, shared, rng, id);
+                }
+            }
+            _ => actor.ask_stats(world, shared, false),
+        }
+    }
+
+    /// What holds at any moment.
+    fn check(&mut self) {
+        let max_read = self.world.config.sizes.max;
+        for index in 0..self.actors.len() {
+            let Some(peer) = self.actors[index].peer else {
+                continue;
+            };
+            // A frame on the wire is no shorter than 10 bytes; those that wait came with one read.
+            assert!(
+                self.world.waiting_frames(peer) <= max_read / 10,
+                "frames wait beyond one read"
+            );
+            // Output: 8 MiB of answers at which reading stops, and a window of deliveries for each consumer.
+            assert!(
+                self.world.output_len(peer) < 16 << 20,
+                "output grows without bound"
+            );
+        }
+        assert!(self.world.retained.bytes() >= 0);
+        for shard in 0..self.world.config.shards {
+            assert!(
+                self.world.log_queue(shard) <= self.world.config.lane.in_flight,
+                "more chunks are given out than may be"
+            );
+        }
+    }
+
+    /// Lets everything that is under way end, disks and readers included, and checks what must hold then.
+    fn rest(&mut self) {
+        for shard in 0..self.world.config.shards {
+            self.world.free_disk(shard);
+        }
+        for conn in &mut self.world.conns {
+            conn.stuck = false;
+        }
+        self.settle();
+        for index in 0..self.actors.len() {
+            self.actors[index].ask_stats(&mut self.world, &self.shared, true);
+        }
+        for sub in &mut self.shared.subs {
+            if sub.seeks_open > 0 {
+                sub.skipped_numbers = self.shared.published.sent.len() as u64;
+                sub.seeks_open = 0;
+            }
+        }
+        self.settle();
+        for sub in &mut self.shared.subs {
+            sub.loose = false;
+        }
+        for actor in &self.actors {
+            assert!(actor.is_idle(), "no answer came: {actor:?}");
+            if let Some(peer) = actor.peer {
+                assert_eq!(
+                    (self.world.unread(peer), self.world.waiting_frames(peer)),
+                    (0, 0),
+                    "a connection is held for ever"
+                );
+            }
+        }
+        for core in 0..self.world.config.cores {
+            assert!(
+                self.world.engine(core).is_quiet(),
+                "core {core} is not quiet"
+            );
+        }
+        assert_eq!(self.world.mail_len(), 0);
+        assert_eq!(
+            self.world.retained_bytes(),
+            0,
+            "receive memory is alive, and nothing is under way"
+        );
+        assert_eq!(
+            self.world.totals().counters.protocol_errors,
+            0,
+            "a well-behaved client was cut off"
+        );
+        let mine: usize = self.actors.iter().filter(|a| a.peer.is_some()).count();
+        assert_eq!(self.world.totals().connections, mine);
+        let producers: usize = self.actors.iter().map(|a| a.producers.len()).sum();
+        let consumers: usize = self.actors.iter().map(|a| a.consumers.len()).sum();
+        assert_eq!(
+            (self.world.totals().producers, self.world.totals().consumers),
+            (producers, consumers)
+        );
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..10_000 {
+            self.world.run_until_idle();
+            self.listen();
+            // Freed in between: a planted write failure may only just have struck.
+            for shard in 0..self.world.config.shards {
+                self.world.free_disk(shard);
+            }
+            if self.world.steps().is_empty() {
+                return;
+            }
+        }
+        panic!("clients and broker do not come to rest");
+    }
+
+    fn crash(&mut self) {
+        self.crashes += 1;
+        let rng = &mut self.rng;
+        self.world.crash(|_, _| match rng.below(4) {
+            0 => Kept::All,
+            1 => Kept::Prefix(rng.below(20_000) as usize),
+            2 => Kept::Prefix(4096 * rng.below(4) as usize),
+            _ => Kept::Nothing,
+        });
+        for actor in &mut self.actors {
+            actor.lost(&mut self.shared);
+        }
+        let published = self.shared.published.sent.len() as u64;
+        for sub in &mut self.shared.subs {
+            if sub.seeks_open > 0 {
+                sub.skipped_numbers = published;
+                sub.seeks_open = 0;
+            }
+            sub.loose = false;
+            assert!(sub.held.is_empty());
+        }
+        assert_eq!(
+            self.world.retained_bytes(),
+            0,
+            "receive memory outlives the engines"
+        );
+    }
+
+    /// Faults end; everything is delivered and acknowledged, and nothing comes back.
+    fn finish(&mut self) {
+        self.rest();
+        for actor in 0..self.actors.len() {
+            self.cut(actor);
+        }
+        self.rest();
+        self.drain();
+        for (number, sent) in (0..).zip(&self.shared.published.sent) {
+            for sub in self
+                .shared
+                .subs
+                .iter()
+                .filter(|sub| sub.topic == sent.topic)
+            {
+                if sent.receipt {
+                    let at = sent.at.unwrap();
+                    assert!(
+                        !sub.owed(number, at),
+                        "message {number} at {at:?} has its receipt and was never delivered on {}",
+                        sub.name
+                    );
+                }
+            }
+        }
+        self.crash();
+        let before = self.shared.deliveries;
+        self.drain();
+        assert_eq!(
+            self.shared.deliveries, before,
+            "something comes back although all is acknowledged"
+        );
+    }
+
+    /// One client subscribes to everything, takes all there is and acknowledges it.
+    fn drain(&mut self) {
+        self.cut(0);
+        self.actors[0].connect(&mut self.world, &mut self.rng);
+        for sub in 0..self.shared.subs.len() {
+            self.actors[0].subscribe(&mut self.world, &mut self.shared, 100 + sub as u64, sub);
+            self.actors[0].flow(&mut self.world, 100 + sub as u64, 1_000_000);
+        }
+        for _ in 0..10_000 {
+            self.rest();
+            let mut any = false;
+            for sub in 0..self.shared.subs.len() {
+                let id = 100 + sub as u64;
+                any |= !self.actors[0].consumers[&id].holds.is_empty();
+                self.actors[0].ack(&mut self.world, &self.shared, &mut self.rng, id, true);
+            }
+            if !any {
+                self.cut(0);
+                self.rest();
+                return;
+            }
+        }
+        panic!("the backlog never ends");
+    }
+}
+
+/// One run.
+pub fn run(seed: u64, fault: Fault) -> Outcome {
+    let mut run = Run::new(seed, fault);
+    let steps = run.rng.range(200, 1500);
+    for step in 0..steps {
+        run.step();
+        if step % 8 == 0 {
+            run.check();
+        }
+    }
+    run.finish();
+    Outcome {
+        steps: run.world.step_count,
+        published: run.shared.published.sent.len() as u64,
+        receipts: run.shared.receipts,
+        deliveries: run.shared.deliveries,
+        acks: run.shared.acks_confirmed,
+        crashes: run.crashes,
+        checkpoints: run.world.checkpoints_done,
+        dropped_segments: run.world.dropped_segments,
+        reads: run.world.reads_done,
+        seeks: run.seeks,
+        stats: run.actors.iter().map(|a| a.stats_seen).sum(),
+        struck: run.world.struck,
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// `VELA_SIM_SEED=N` runs one seed; `VELA_SIM_SEEDS=N` runs N; else a hundred that are always the same, and twenty new ones.
+#[test]
+fn random_runs_keep_every_promise() {
+    let started = Instant::now();
+    let clock = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_nanos() as u64;
+    let fresh = clock % 1_000_000_000 * 1000;
+    let seeds: Vec<u64> = match (number("VELA_SIM_SEED"), number("VELA_SIM_SEEDS")) {
+        (Some(seed), _) => vec![seed],
+        (None, Some(count)) => {
+            let from = number("VELA_SIM_FROM").unwrap_or(0);
+            (from..from + count).collect()
+        }
+        (None, None) => (0..100).chain(fresh..fresh + 20).collect(),
+    };
+    println!(
+        "{} seeds; those from the clock start at {fresh}",
+        seeds.len()
+    );
+    let mut total = Outcome::default();
+    let mut failed = Vec::new();
+    for seed in &seeds {
+        match catch_unwind(AssertUnwindSafe(|| run(*seed, Fault::None))) {
+            Ok(outcome) => total.add(&outcome),
+            Err(_) => {
+                println!("seed {seed} failed: VELA_SIM_SEED={seed} repeats it");
+                failed.push(*seed);
+                if failed.len() >= 10 {
+                    break;
+                }
+            }
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    println!(
+        "{:.0} seeds per second; {total:?}",
+        seeds.len() as f64 / seconds
+    );
+    assert!(failed.is_empty(), "seeds {failed:?} failed");
+    if seeds.len() >= 100 {
+        // Runs that never get anywhere would find nothing.
+        let done = [
+            total.receipts,
+            total.deliveries,
+            total.acks,
+            total.crashes,
+            total.checkpoints,
+            total.seeks,
+            total.reads,
+            total.stats,
+        ];
+        assert!(done.iter().all(|n| *n > 50), "{total:?}");
+        assert!(total.dropped_segments > 0, "{total:?}");
+    }
+}
+
+/// How many of 200 seeds find a planted fault.
+fn caught(fault: Fault) -> (u32, u64) {
+    let (mut caught, mut struck) = (0, 0);
+    let quiet = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    for seed in 0..200 {
+        match catch_unwind(AssertUnwindSafe(|| run(seed, fault))) {
+            Ok(outcome) => struck += outcome.struck,
+            Err(_) => caught += 1,
+        }
+        if caught >= 3 && number("VELA_SIM_COUNT").is_none() {
+            break;
+        }
+    }
+    std::panic::set_hook(quiet);
+    (caught, struck)
+}
