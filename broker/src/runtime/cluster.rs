@@ -3,12 +3,12 @@
 use super::clock::Clock;
 use super::core::Setup;
 use super::error::StartError;
-use super::executor::{self, Placing};
+use super::executor::{self, Placing, Start};
 use super::port::{CoreEngine, CoreId, Figures, Storage};
 use super::post::Post;
 use super::watchdog;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -16,6 +16,10 @@ use vela_codec::Accounting;
 
 /// How long the end may take before it is given up.
 pub(super) const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a core may take to begin before its thread is given up and replaced, and how often.
+const BEGIN_LIMIT: Duration = Duration::from_secs(2);
+const BEGIN_TRIES: u32 = 5;
 
 /// What all cores have in common.
 pub(super) struct Common {
@@ -55,7 +59,16 @@ impl<M: Send + 'static> Cluster<M> {
             threads: Vec::new(),
             over: Arc::new(AtomicBool::new(false)),
         };
-        let (ready, outcomes) = sync_channel(parts.len());
+        let over = Arc::clone(&cluster.over);
+        watchdog::spawn(Arc::clone(&cluster.post), move || {
+            over.load(Ordering::Acquire)
+        })
+        .map_err(|cause| StartError::System {
+            what: "cannot start the watchdog",
+            cause,
+        })?;
+        let (ready, outcomes) = channel();
+        let mut starts: Vec<(CoreId, Placing, Start<F>)> = Vec::new();
         for ((id, cpu), parts) in (0..).zip(&common.cpus).zip(parts) {
             let figures = Arc::new(Mutex::new(Figures::default()));
             cluster.figures.push(Arc::clone(&figures));
@@ -70,45 +83,75 @@ impl<M: Send + 'static> Cluster<M> {
                 cpu: *cpu,
                 io_memory: common.io_memory,
             };
-            let post = Arc::clone(&cluster.post);
-            match executor::spawn(setup, placing, post, parts, ready.clone()) {
-                Ok(thread) => cluster.threads.push(thread),
-                Err(cause) => {
-                    cluster.abandon(outcomes);
-                    return Err(StartError::Executor {
-                        core: id,
-                        cause: cause.to_string(),
-                    });
+            starts.push((id, placing, Arc::new(Mutex::new(Some((setup, parts))))));
+        }
+        let begin = |cluster: &Self, (id, placing, start): &(CoreId, Placing, Start<F>)| {
+            executor::spawn(
+                *id,
+                Arc::clone(start),
+                *placing,
+                Arc::clone(&cluster.post),
+                ready.clone(),
+            )
+            .map_err(|cause| {
+                cluster.abandon();
+                StartError::Executor {
+                    core: *id,
+                    cause: cause.to_string(),
+                }
+            })
+        };
+        for start in &starts {
+            let thread = begin(&cluster, start)?;
+            cluster.threads.push(thread);
+        }
+        let (mut waiting, mut tries) = (starts.len(), 1);
+        while waiting > 0 {
+            match outcomes.recv_timeout(BEGIN_LIMIT) {
+                Ok(Ok(())) => waiting -= 1,
+                Ok(Err(error)) => {
+                    cluster.abandon();
+                    return Err(error);
+                }
+                Err(_) if tries < BEGIN_TRIES => {
+                    tries += 1;
+                    for (thread, start) in cluster.threads.iter_mut().zip(&starts) {
+                        if !executor::has_begun(&start.2) {
+                            tracing::warn!(core = start.0, "core did not begin, once more");
+                            // The thread that sleeps holds nothing; it ends should it ever wake.
+                            *thread = executor::spawn(
+                                start.0,
+                                Arc::clone(&start.2),
+                                start.1,
+                                Arc::clone(&cluster.post),
+                                ready.clone(),
+                            )
+                            .map_err(|cause| StartError::System {
+                                what: "cannot start a core's thread",
+                                cause,
+                            })?;
+                        }
+                    }
+                }
+                // A core that has begun is only slow, for it has much to set up.
+                Err(_) => {
+                    let late = starts.iter().find(|start| !executor::has_begun(&start.2));
+                    if let Some(late) = late {
+                        cluster.abandon();
+                        return Err(StartError::Executor {
+                            core: late.0,
+                            cause: "its thread does not run".to_owned(),
+                        });
+                    }
                 }
             }
         }
-        for _ in 0..cluster.threads.len() {
-            let outcome = outcomes.recv().unwrap_or_else(|_| {
-                Err(StartError::Executor {
-                    core: 0,
-                    cause: "its thread has ended".to_owned(),
-                })
-            });
-            if let Err(error) = outcome {
-                cluster.abandon(outcomes);
-                return Err(error);
-            }
-        }
-        let over = Arc::clone(&cluster.over);
-        watchdog::spawn(Arc::clone(&cluster.post), move || {
-            over.load(Ordering::Acquire)
-        })
-        .map_err(|cause| StartError::System {
-            what: "cannot start the watchdog",
-            cause,
-        })?;
         Ok(cluster)
     }
 
     /// Ends those cores that did start. A core that failed never becomes quiet, so none is waited for.
-    fn abandon(&self, outcomes: impl Sized) {
+    fn abandon(&self) {
         self.post.stop();
-        drop(outcomes);
         self.over.store(true, Ordering::Release);
     }
 

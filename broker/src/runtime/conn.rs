@@ -270,11 +270,12 @@ pub(super) fn flush<E: CoreEngine>(conn: &mut Conn, engine: &mut E, now: Now) ->
             &mut SendAncillaryBuffer::default(),
             SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
         ) {
-            Ok(n) => {
+            Ok(n) if n > 0 => {
                 output.consume(n);
                 total += n;
             }
-            Err(rustix::io::Errno::AGAIN) => {
+            // Nothing taken and no reason given: as if there were no room.
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => {
                 outcome = Sent::Blocked;
                 break;
             }

@@ -8,7 +8,7 @@
 
 use super::core::{Core, Setup};
 use super::error::StartError;
-use super::port::{CoreEngine, Storage};
+use super::port::{CoreEngine, CoreId, Storage};
 use super::post::Post;
 use glommio::timer::Timer;
 use glommio::{LocalExecutorBuilder, Placement};
@@ -16,8 +16,8 @@ use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -36,16 +36,25 @@ pub(super) struct Placing {
     pub(super) io_memory: usize,
 }
 
-/// Starts the thread of one core. `parts` makes its engine and storage there; `ready` hears how it went.
+/// What a core is made of, until its thread takes it. A thread can be parked by mistake before it runs its
+/// first task, where nothing can wake it; it has taken nothing then, and another thread takes its place.
+pub(super) type Start<F> = Arc<Mutex<Option<(Setup, F)>>>;
+
+/// Whether the core's thread has begun.
+pub(super) fn has_begun<F>(start: &Start<F>) -> bool {
+    start.lock().map_or(true, |start| start.is_none())
+}
+
+/// Starts a thread for core `core`. `parts` make its engine and storage there; `ready` hears how it went.
 ///
 /// # Errors
 /// If the thread cannot be made. All else is told through `ready`.
 pub(super) fn spawn<E, S, F>(
-    setup: Setup,
+    core: CoreId,
+    start: Start<F>,
     placing: Placing,
     post: Arc<Post<E::Message>>,
-    parts: F,
-    ready: SyncSender<Result<(), StartError>>,
+    ready: Sender<Result<(), StartError>>,
 ) -> std::io::Result<JoinHandle<()>>
 where
     E: CoreEngine,
@@ -53,9 +62,8 @@ where
     F: FnOnce() -> (E, S) + Send + 'static,
 {
     std::thread::Builder::new()
-        .name(format!("vela-core-{}", setup.id))
+        .name(format!("vela-core-{core}"))
         .spawn(move || {
-            let core = setup.id;
             if let Err(error) = pin(placing.cpu) {
                 // Slower, not wrong.
                 tracing::warn!(core, cpu = placing.cpu, "core is not pinned: {error}");
@@ -67,7 +75,12 @@ where
                 .preempt_timer(PREEMPT)
                 .make();
             match executor {
-                Ok(executor) => executor.run(run(setup, post, parts, ready)),
+                Ok(executor) => executor.run(async move {
+                    let taken = start.lock().ok().and_then(|mut start| start.take());
+                    if let Some((setup, parts)) = taken {
+                        run(core, setup, post, parts, ready).await;
+                    }
+                }),
                 Err(error) => {
                     let error = StartError::Executor {
                         core,
@@ -87,15 +100,22 @@ fn pin(cpu: usize) -> rustix::io::Result<()> {
 }
 
 async fn run<E, S, F>(
+    id: CoreId,
     setup: Setup,
     post: Arc<Post<E::Message>>,
     parts: F,
-    ready: SyncSender<Result<(), StartError>>,
+    ready: Sender<Result<(), StartError>>,
 ) where
     E: CoreEngine,
     S: Storage<E>,
     F: FnOnce() -> (E, S),
 {
+    // From now on the watchdog can kick this core.
+    poll_fn(|cx| {
+        post.set_waker(id, cx.waker());
+        Poll::Ready(())
+    })
+    .await;
     // The first sleep of an executor is late by 20 to 30 ms, once: have it now.
     Timer::new(Duration::from_micros(100)).await;
     let (engine, storage) = parts();

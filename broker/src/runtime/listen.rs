@@ -22,7 +22,7 @@ use vela_proto::ServerError;
 /// Connections the kernel keeps for us to accept.
 const BACKLOG: i32 = 1024;
 /// How long the acceptor waits after it could not accept or hand on a socket.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(5);
 /// Least time between two log lines about that.
 const QUIET: Duration = Duration::from_secs(10);
 

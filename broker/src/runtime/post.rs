@@ -20,7 +20,7 @@ use vela_limiter::Pending;
 /// Batches a mailbox holds.
 const BATCHES: usize = 256;
 /// Accepted sockets a mailbox holds.
-const SOCKETS: usize = 256;
+const SOCKETS: usize = 1024;
 
 /// A socket that was accepted for a core.
 #[derive(Debug)]
@@ -118,6 +118,7 @@ impl<M: Send + 'static> Post<M> {
     }
 
     /// Wakes `core` whatever its flag says: a core that was parked by mistake has already been told, and has not looked.
+    /// Each call holds a reference to the core's task until it reacts (glommio bounds them at 32,767).
     pub(super) fn pulse(&self, core: CoreId) {
         if let Some(waker) = self.place(core).and_then(|place| place.waker.get()) {
             waker.wake_by_ref();

@@ -21,6 +21,7 @@ const STALL: Duration = Duration::from_secs(1);
 struct Seen {
     turns: u64,
     since: Instant,
+    pulsed: Instant,
     reported: bool,
 }
 
@@ -37,6 +38,7 @@ pub(super) fn spawn<M: Send + 'static>(
                     let seen = Seen {
                         turns: post.turns(core),
                         since: Instant::now(),
+                        pulsed: Instant::now(),
                         reported: false,
                     };
                     (core, seen)
@@ -68,11 +70,16 @@ fn look<M: Send + 'static>(post: &Post<M>, core: CoreId, seen: &mut Seen) {
         *seen = Seen {
             turns,
             since: Instant::now(),
+            pulsed: Instant::now(),
             reported: false,
         };
         return;
     }
-    post.pulse(core);
+    // A core that does not react for long is not parked: once in a while is enough, for pulses it does not take add up.
+    if !seen.reported || seen.pulsed.elapsed() >= STALL {
+        seen.pulsed = Instant::now();
+        post.pulse(core);
+    }
     if !seen.reported && seen.since.elapsed() >= STALL {
         seen.reported = true;
         post.count_stall(core);
