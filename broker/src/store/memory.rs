@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use super::chunk::{BufferPool, Chunk, ChunkBuilder};
+use super::chunk::{BufferPool, Chunk, ChunkBuilder, padded};
 use super::tail::{self, End, Seen};
 use super::wal::{
     Checkpoint, ChunkSource, Recovery, Segment, Space, TornTail, Wake, Wal, WalError, WalEvent,
@@ -211,7 +211,11 @@ impl MemoryDisk {
 /// The same chunk with exactly the records it was cut to.
 fn rebuild(chunk: &Chunk) -> Bytes {
     let header = chunk.header();
-    let mut builder = ChunkBuilder::new(&BufferPool::new(header.epoch, 0), chunk.bytes().len());
+    // What is left of the write need not be whole pages; the block that takes its records must.
+    let mut builder = ChunkBuilder::new(
+        &BufferPool::new(header.epoch, 0),
+        padded(chunk.bytes().len()),
+    );
     for (_, body) in chunk.records() {
         builder.append(&[chunk.bytes().get(body).unwrap_or_default()]);
     }
@@ -686,6 +690,25 @@ mod tests {
         assert_eq!(events(&mut w), ["Durable { upto: 2 }"]);
         w.complete_one();
         assert_eq!(w.acked(), 3);
+    }
+
+    /// What is kept of a torn write is not whole pages: no record of it may be left out.
+    #[test]
+    fn a_torn_write_keeps_every_record_that_is_whole() {
+        let mut w = wal(MemoryOptions::default());
+        let large = [7; 5000];
+        put(&mut w, &[b"a", &large, b"b", &[8; 4000]]);
+        let (_, mut recovery) = w.crash(|_| Kept::Prefix(6000)).reopen(2, None).unwrap();
+        let kept: Vec<usize> = recovery
+            .chunks(1)
+            .flat_map(|c| {
+                c.unwrap()
+                    .records()
+                    .map(|(_, body)| body.len())
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        assert_eq!(kept, [1, 5000, 1]);
     }
 
     #[test]

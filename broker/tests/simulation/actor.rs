@@ -389,13 +389,13 @@ impl Actor {
         }
     }
 
-    /// Asks for every consumer's statistics. Not while a SEEK may close it: asking for one that is gone ends the connection.
+    /// Asks for every consumer's statistics. Not while a SEEK may close it, which on a Shared subscription may be anybody's: asking for one that is gone ends the connection.
     pub fn ask_stats(&mut self, world: &mut World, shared: &Shared, resting: bool) {
         let Some(peer) = self.peer else { return };
-        let open = self
-            .consumers
-            .iter()
-            .filter(|(_, c)| c.opening.is_none() && (resting || !shared.subs[c.sub].loose));
+        let open = self.consumers.iter().filter(|(_, c)| {
+            c.opening.is_none()
+                && (resting || !(shared.subs[c.sub].loose || shared.subs[c.sub].shared))
+        });
         let ids: Vec<(u64, u64, i64)> = open.map(|(id, c)| (*id, c.key, c.given)).collect();
         for (id, key, given) in ids {
             let request = self.request();
