@@ -619,12 +619,12 @@ impl Actor {
         let topic = shared.subs[index].topic;
         let command = match rng.below(3) {
             0 => {
-                shared.subs[index].seek(None, shared.published.sent.len() as u64);
+                shared.subs[index].seek(None, shared.published.sent.len() as u64, shared.next_key);
                 let now = world.now.wall_ms;
                 say::seek_time(id, request, rng.range(now.saturating_sub(500), now + 10))
             }
             1 => {
-                shared.subs[index].seek(Some((0, 0)), 0);
+                shared.subs[index].seek(Some((0, 0)), 0, shared.next_key);
                 say::seek_id(id, request, say::id(u64::MAX, u64::MAX))
             }
             _ => {
@@ -636,7 +636,7 @@ impl Actor {
                     .filter_map(|s| s.at)
                     .collect();
                 let Some(at) = rng.pick(&places) else { return };
-                shared.subs[index].seek(Some(at), 0);
+                shared.subs[index].seek(Some(at), 0, shared.next_key);
                 say::seek_id(id, request, say::id(at.0, at.1))
             }
         };
