@@ -302,7 +302,7 @@ impl Got {
             entry: message.message_id.entry_id,
             redelivery_count: message.redelivery_count.unwrap_or(0),
             ack_set: message.ack_set.clone(),
-            permits: message.message_permits.map(|p| p as u32),
+            permits: message.message_permits,
             epoch: message.consumer_epoch,
             payload: entry.payload.to_vec(),
             batch: metadata.num_messages_in_batch,
