@@ -184,7 +184,7 @@ impl Engine {
     /// Carries out what is due.
     pub fn tick(&mut self, now: Now) {
         self.sessions.tick(&mut self.cx, now);
-        self.topics.tick(now);
+        self.topics.tick(&mut self.cx, now);
     }
 
     /// When [`Engine::tick`] is due next, monotonic milliseconds.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 mod front;
 
-use super::chunk::{BufferPool, Chunk, ChunkBuilder};
+use super::chunk::{BufferPool, Chunk, ChunkBuilder, padded};
 use super::tail::{self, End, Seen};
 use super::wal::{
     Checkpoint, ChunkSource, Recovery, Segment, Space, TornTail, Wake, WalError, WalEvent,
@@ -213,7 +213,11 @@ impl MemoryDisk {
 /// The same chunk with exactly the records it was cut to.
 fn rebuild(chunk: &Chunk) -> Bytes {
     let header = chunk.header();
-    let mut builder = ChunkBuilder::new(&BufferPool::new(header.epoch, 0), chunk.bytes().len());
+    // What is left of the write need not be whole pages; the block that takes its records must.
+    let mut builder = ChunkBuilder::new(
+        &BufferPool::new(header.epoch, 0),
+        padded(chunk.bytes().len()),
+    );
     for (_, body) in chunk.records() {
         builder.append(&[chunk.bytes().get(body).unwrap_or_default()]);
     }

@@ -71,9 +71,9 @@ pub enum Fault {
     None,
     /// Chunks are reported durable when they are handed in, not when they are written.
     ReceiptBeforeSync,
-    /// One `Release` in four between cores is lost.
+    /// Every second `Release` between cores is lost.
     DropRelease,
-    /// One `Written` in four between cores is lost.
+    /// Every `Written` between cores is lost.
     DropWritten,
     /// One frame in sixty-four is never freed.
     LeakRoot,
@@ -756,7 +756,7 @@ impl World {
                         _ => false,
                     };
                     self.chances += u64::from(hit);
-                    let drop = hit && self.chances.is_multiple_of(4);
+                    let drop = hit && (!releases || self.chances.is_multiple_of(2));
                     self.struck += u64::from(drop);
                     !drop
                 });

@@ -389,13 +389,13 @@ impl Actor {
         }
     }
 
-    /// Asks for every consumer's statistics. Not while a SEEK may close it: asking for one that is gone ends the connection.
+    /// Asks for every consumer's statistics. Not while a SEEK may close it, which on a Shared subscription may be anybody's: asking for one that is gone ends the connection.
     pub fn ask_stats(&mut self, world: &mut World, shared: &Shared, resting: bool) {
         let Some(peer) = self.peer else { return };
-        let open = self
-            .consumers
-            .iter()
-            .filter(|(_, c)| c.opening.is_none() && (resting || !shared.subs[c.sub].loose));
+        let open = self.consumers.iter().filter(|(_, c)| {
+            c.opening.is_none()
+                && (resting || !(shared.subs[c.sub].loose || shared.subs[c.sub].shared))
+        });
         let ids: Vec<(u64, u64, i64)> = open.map(|(id, c)| (*id, c.key, c.given)).collect();
         for (id, key, given) in ids {
             let request = self.request();
@@ -619,12 +619,12 @@ impl Actor {
         let topic = shared.subs[index].topic;
         let command = match rng.below(3) {
             0 => {
-                shared.subs[index].seek(None, shared.published.sent.len() as u64);
+                shared.subs[index].seek(None, shared.published.sent.len() as u64, shared.next_key);
                 let now = world.now.wall_ms;
                 say::seek_time(id, request, rng.range(now.saturating_sub(500), now + 10))
             }
             1 => {
-                shared.subs[index].seek(Some((0, 0)), 0);
+                shared.subs[index].seek(Some((0, 0)), 0, shared.next_key);
                 say::seek_id(id, request, say::id(u64::MAX, u64::MAX))
             }
             _ => {
@@ -636,7 +636,7 @@ impl Actor {
                     .filter_map(|s| s.at)
                     .collect();
                 let Some(at) = rng.pick(&places) else { return };
-                shared.subs[index].seek(Some(at), 0);
+                shared.subs[index].seek(Some(at), 0, shared.next_key);
                 say::seek_id(id, request, say::id(at.0, at.1))
             }
         };

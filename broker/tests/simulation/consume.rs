@@ -512,3 +512,142 @@ fn unacknowledged_messages_stop_a_shared_consumer() {
         "up to the limit again"
     );
 }
+
+/// A small cache and small chunks, so that what is old must be read back; a topic with 200 messages a second apart.
+fn old_messages() -> (World, String, Client) {
+    let mut config = WorldConfig::default();
+    config.lane.chunk_bytes = 4096;
+    config.lane.cache_bytes = 8192;
+    let mut world = World::new(config);
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    client.subscribe(&mut world, &topic, "keeps", false, 5);
+    let text = "o".repeat(1000);
+    for i in 0..200 {
+        client.send(&mut world, 1, i, &format!("{i:03}{text}"));
+        client.receipt(&mut world);
+        world.now.wall_ms += 1000;
+    }
+    (world, topic, client)
+}
+
+fn rollback(topic: &str, seconds: u64, id: u64, request_id: u64) -> proto::BaseCommand {
+    let mut subscribe = say::subscribe(topic, &format!("reader-{id}"), false, id, request_id);
+    subscribe.durable = Some(false);
+    subscribe.initial_position = None;
+    subscribe.start_message_id = Some(say::id(i64::MAX as u64, i64::MAX as u64));
+    subscribe.start_message_rollback_duration_sec = Some(seconds);
+    say::subscribe_command(subscribe)
+}
+
+#[test]
+fn a_reader_starts_some_seconds_back() {
+    let (mut world, topic, mut client) = old_messages();
+    client.say(&mut world, &rollback(&topic, 150, 10, 70));
+    client.flow(&mut world, 10, 1000);
+    client.success(&mut world, 70);
+    assert!(world.reads_done > 0, "nothing had to be read back");
+    let texts = client.texts(&mut world);
+    assert_eq!((texts.len(), &texts[0][..3]), (150, "050"));
+}
+
+/// A reader that goes while its start is still being looked for leaves no trace, least of all on whoever takes its place.
+#[test]
+fn a_search_for_a_subscription_that_is_gone_moves_nobody() {
+    let (mut world, topic, mut client) = old_messages();
+    let last = {
+        client.say(&mut world, &say::last_message_id(5, 60));
+        let answer = client.expect(&mut world, Type::GetLastMessageIdResponse);
+        answer
+            .command
+            .get_last_message_id_response
+            .unwrap()
+            .last_message_id
+    };
+    client.say(&mut world, &rollback(&topic, 150, 10, 70));
+    client.say(&mut world, &say::close_consumer(10, 71));
+    let mut other = say::subscribe(&topic, "other", false, 11, 72);
+    other.initial_position = Some(proto::command_subscribe::InitialPosition::Latest as i32);
+    client.say(&mut world, &say::subscribe_command(other));
+    client.flow(&mut world, 11, 1000);
+    world.run_until_idle();
+    client.say(&mut world, &say::last_message_id(11, 73));
+    let answer = client
+        .expect(&mut world, Type::GetLastMessageIdResponse)
+        .command
+        .get_last_message_id_response
+        .unwrap();
+    let mark = answer.consumer_mark_delete_position.unwrap();
+    assert_eq!(
+        (mark.ledger_id, mark.entry_id),
+        (last.ledger_id, last.entry_id)
+    );
+    assert!(client.messages(&mut world).is_empty());
+}
+
+/// What was asked right behind a SUBSCRIBE that is refused is answered all the same.
+#[test]
+fn questions_behind_a_refused_subscribe_are_answered() {
+    let (mut world, topic, mut holder) = filled(&["a"]);
+    holder.subscribe(&mut world, &topic, "s", false, 7);
+    let mut client = Client::connect(&mut world, 1);
+    client.say(
+        &mut world,
+        &say::subscribe_command(say::subscribe(&topic, "s", false, 8, 62)),
+    );
+    client.say(&mut world, &say::last_message_id(8, 63));
+    holder.expect(&mut world, Type::Ping);
+    holder.say(&mut world, &say::pong());
+    let mut answered: Vec<u64> = (0..2)
+        .map(|_| {
+            client
+                .expect(&mut world, Type::Error)
+                .command
+                .error
+                .unwrap()
+                .request_id
+        })
+        .collect();
+    answered.sort_unstable();
+    assert_eq!(answered, [62, 63]);
+}
+
+/// A reader that seeks and comes back finds its cursor; one that stays away is forgotten after a minute.
+#[test]
+fn a_reader_that_seeks_has_a_minute_to_come_back() {
+    let (mut world, topic, mut client) = filled(&["a", "b", "c"]);
+    for comes_back in [true, false] {
+        client.say(
+            &mut world,
+            &reader(&topic, say::id(i64::MAX as u64, i64::MAX as u64), 10, 70),
+        );
+        client.success(&mut world, 70);
+        client.say(
+            &mut world,
+            &say::seek_id(10, 71, say::id(u64::MAX, u64::MAX)),
+        );
+        client.expect(&mut world, Type::CloseConsumer);
+        client.success(&mut world, 71);
+        world.now.ms += if comes_back { 29_000 } else { 0 };
+        client.say(&mut world, &say::pong());
+        if !comes_back {
+            for _ in 0..3 {
+                world.advance(20_000);
+                client.say(&mut world, &say::pong());
+                world.run_until_idle();
+            }
+            assert_eq!(world.totals().subscriptions, 0);
+            return;
+        }
+        client.say(
+            &mut world,
+            &reader(&topic, say::id(i64::MAX as u64, i64::MAX as u64), 10, 72),
+        );
+        client.success(&mut world, 72);
+        client.flow(&mut world, 10, 100);
+        assert_eq!(client.texts(&mut world), ["a", "b", "c"]);
+        client.say(&mut world, &say::close_consumer(10, 73));
+        client.success(&mut world, 73);
+    }
+}

@@ -1,6 +1,7 @@
 //! The broker without sockets, disks or clocks: plain behaviour tests, and a simulation from a seed.
 
 #![allow(
+    unreachable_pub,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,

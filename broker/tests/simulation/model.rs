@@ -98,6 +98,8 @@ pub struct Sub {
     pub seeks_open: u32,
     /// Until the next rest nobody can say what may come twice.
     pub loose: bool,
+    /// Consumers up to this key may still get what was sent to them before a SEEK.
+    pub sought_key: u64,
     /// What a SEEK may have skipped: places below, and numbers below.
     pub skipped: At,
     pub skipped_numbers: u64,
@@ -106,6 +108,13 @@ pub struct Sub {
 impl Sub {
     /// An entry arrives at `consumer`.
     pub fn delivery(&mut self, number: u64, at: At, consumer: u64, open: u64) {
+        if self.loose && consumer <= self.sought_key {
+            // On its way since before the SEEK: somebody else may have acknowledged it in the meantime.
+            self.held.insert(at, consumer);
+            self.delivered.insert(number);
+            return;
+        }
+
         assert!(
             !self.acked.contains(&at),
             "{at:?} was acknowledged on {} and comes again",
@@ -134,7 +143,8 @@ impl Sub {
     }
 
     /// A SEEK to `to` was sent; `None` = by time.
-    pub fn seek(&mut self, to: Option<At>, published: u64) {
+    pub fn seek(&mut self, to: Option<At>, published: u64, newest_key: u64) {
+        self.sought_key = newest_key;
         self.seeks += 1;
         self.seeks_open += 1;
         self.loose = true;

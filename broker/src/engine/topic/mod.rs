@@ -20,7 +20,7 @@ pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
 use self::operation::Operation;
 use self::producer::Producer;
-use self::subscription::Subscription;
+use self::subscription::{ORPHAN_MS, Subscription};
 use super::context::Context;
 use super::message::{ClientKey, ClientRef, Message, OpenConsumer, OpenProducer, SessionRef};
 use super::name::TopicName;
@@ -444,7 +444,7 @@ impl Topics {
             ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
             ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
             ProbeFor::Producer(open, message) => {
-                self.drop_seat(cx, client);
+                self.drop_seat(cx, client, now);
                 let refused = Message::ProducerRefused {
                     client,
                     request_id: open.request_id,
@@ -454,7 +454,7 @@ impl Topics {
                 cx.post(client.session.core, refused);
             }
             ProbeFor::Consumer(open, message) => {
-                self.drop_seat(cx, client);
+                self.drop_seat(cx, client, now);
                 let refused = Message::ConsumerRefused {
                     client,
                     request_id: open.request_id,
@@ -466,14 +466,19 @@ impl Topics {
         }
     }
 
-    /// Forgets a client that was refused. SENDs that followed its PRODUCER meet nobody, as the protocol has it.
-    fn drop_seat(&mut self, cx: &mut Context, client: ClientRef) {
-        if let Some(Seat::Waiting { later, .. }) = self.clients.remove(&client.key())
-            && later
-                .iter()
-                .any(|message| matches!(message, Message::Publish { .. }))
+    /// Forgets a client that was refused. SENDs that followed its PRODUCER meet nobody, as the protocol has it; questions get their answers.
+    fn drop_seat(&mut self, cx: &mut Context, client: ClientRef, now: Now) {
+        let Some(Seat::Waiting { later, .. }) = self.clients.remove(&client.key()) else {
+            return;
+        };
+        if later
+            .iter()
+            .any(|message| matches!(message, Message::Publish { .. }))
         {
-            cx.post(client.session.core, Message::NoSuchProducer { client });
+            return cx.post(client.session.core, Message::NoSuchProducer { client });
+        }
+        for message in later {
+            self.message(cx, message, now);
         }
     }
 
@@ -542,7 +547,7 @@ impl Topics {
     }
 
     /// Ends non-durable subscriptions whose consumer did not come back.
-    pub(super) fn tick(&mut self, now: Now) {
+    pub(super) fn tick(&mut self, cx: &mut Context, now: Now) {
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;
@@ -551,6 +556,7 @@ impl Topics {
             let Some(topic) = self.topics.get_mut(slot as usize) else {
                 continue;
             };
+<<<<<<< HEAD
             let over = topic
                 .subs
                 .get(sub_slot as usize)
@@ -559,6 +565,21 @@ impl Topics {
                 let sub = topic.subs.remove(sub_slot as usize);
                 topic.sub_names.remove(&sub.name);
                 topic.trim_if_loose(&mut self.lanes, now);
+=======
+            let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
+                continue;
+            };
+            let Some(until) = sub.orphaned_until.filter(|until| *until <= now.ms) else {
+                continue;
+            };
+            if sub.resetting {
+                // A seek that still reads decides first.
+                let later = until + ORPHAN_MS;
+                sub.orphaned_until = Some(later);
+                self.orphans.insert((later, slot, sub_slot));
+            } else {
+                self.drop_subscription(cx, slot, sub_slot, now);
+>>>>>>> sim
             }
         }
     }

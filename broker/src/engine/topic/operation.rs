@@ -86,6 +86,7 @@ impl Topics {
             );
         }
         sub.resetting = true;
+        sub.reset_for = Some(client.key());
         self.expel(cx, slot, sub_slot, None, true, now);
         match target {
             SeekTarget::Position(position, ack_set) => {
@@ -117,6 +118,7 @@ impl Topics {
             .and_then(|topic| topic.subs.get_mut(sub_slot as usize))
         {
             sub.resetting = true;
+            sub.reset_for = Some(client.key());
         }
         self.find(slot, sub_slot, client, request_id, time, Then::Rollback);
     }
@@ -202,13 +204,10 @@ impl Topics {
             return;
         };
         sub.resetting = false;
+        sub.reset_for = None;
         let waiting = std::mem::take(&mut sub.waiting);
         topic.mark_dirty(&mut self.dirty);
-        for (client, open) in waiting {
-            if matches!(self.clients.get(&client.key()), Some(Seat::Waiting { .. })) {
-                self.open_consumer(cx, client, open, now);
-            }
-        }
+        self.reopen_waiting(cx, waiting, now);
     }
 
     /// GET_LAST_MESSAGE_ID.
@@ -358,6 +357,14 @@ impl Topics {
         let Some(seat) = self.lanes.get_mut(topic.lane) else {
             return Step::Done;
         };
+        let same = topic
+            .subs
+            .get(*sub as usize)
+            .is_some_and(|sub| sub.reset_for == Some(client.key()));
+        if !same {
+            // The subscription went meanwhile, and its client with it; its slot may be somebody else's.
+            return Step::Done;
+        }
         if topic.state.ledgers.first() != *first {
             // Ledgers went meanwhile: ranks count from another entry now.
             (*first, *low, *high) = (topic.state.ledgers.first(), 0, topic.visible_entries());

@@ -42,7 +42,7 @@ impl Topics {
             );
         };
         let Some(slot) = self.find_or_create(cx, &open.topic, open.create, now) else {
-            self.drop_seat(cx, client);
+            self.drop_seat(cx, client, now);
             return refuse(
                 cx,
                 ServerError::TopicNotFound,
@@ -54,7 +54,7 @@ impl Topics {
         };
         if topic.state.terminated.is_some() {
             let text = format!("Topic {} was terminated", topic.name);
-            self.drop_seat(cx, client);
+            self.drop_seat(cx, client, now);
             return refuse(cx, ServerError::TopicTerminatedError, text);
         }
         if let Some(name) = &open.name
@@ -67,7 +67,7 @@ impl Topics {
             let holder = holder.client;
             let text = format!("Producer name '{name}' is in use on topic {}", topic.name);
             if holder.session == client.session {
-                self.drop_seat(cx, client);
+                self.drop_seat(cx, client, now);
                 return refuse(cx, ServerError::ProducerBusy, text);
             }
             return self.probe(cx, client, holder.session, ProbeFor::Producer(open, text));

@@ -9,7 +9,7 @@ use super::lanes::LaneSeat;
 use super::meter::Meter;
 use super::{ProbeFor, Seat, Topic, Topics};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Message, OpenConsumer};
+use crate::engine::message::{ClientKey, ClientRef, Message, OpenConsumer};
 use crate::engine::time::Now;
 use crate::store::log::{AckState, CursorId, Position, ReadHint, Record};
 
@@ -90,6 +90,8 @@ pub(super) struct Subscription {
     pub(super) blocked: bool,
     /// A seek is running.
     pub(super) resetting: bool,
+    /// Who asked for it: what finishes a reset must find the subscription that began it, not another one in its slot.
+    pub(super) reset_for: Option<ClientKey>,
     /// Consumers that came while a seek ran.
     pub(super) waiting: Vec<(ClientRef, Box<OpenConsumer>)>,
     /// A non-durable subscription whose consumers were closed by a seek ends at this time, unless one comes back.
@@ -115,6 +117,7 @@ impl Subscription {
             unacked: 0,
             blocked: false,
             resetting: false,
+            reset_for: None,
             waiting: Vec::new(),
             orphaned_until: None,
         }
@@ -183,7 +186,7 @@ impl Topics {
         match self.try_open(cx, client, open, now) {
             Ok(()) => {}
             Err((request_id, error, message)) => {
-                self.drop_seat(cx, client);
+                self.drop_seat(cx, client, now);
                 cx.post(
                     client.session.core,
                     Message::ConsumerRefused {
@@ -278,7 +281,12 @@ impl Topics {
         }
         sub.shared = open.shared;
         sub.orphaned_until = None;
-        let rollback = open.rollback_seconds;
+        // A cursor that others read behind stays where it is.
+        let rollback = if sub.consumers.is_empty() {
+            open.rollback_seconds
+        } else {
+            0
+        };
         let consumer = sub.consumers.insert(Consumer {
             client,
             name: open.name,
@@ -379,9 +387,13 @@ impl Topics {
                     sub.orphaned_until = Some(until);
                     self.orphans.insert((until, slot, sub_slot));
                 } else {
+<<<<<<< HEAD
                     let name = topic.subs.remove(sub_slot as usize).name;
                     topic.sub_names.remove(&name);
                     topic.trim_if_loose(&mut self.lanes, now);
+=======
+                    self.drop_subscription(cx, slot, sub_slot, now);
+>>>>>>> sim
                 }
             }
         } else if sub.shared {
@@ -389,6 +401,39 @@ impl Topics {
             sub.replay.extend(gone.pending.into_keys());
             sub.unblock(cx);
             topic.mark_dirty(&mut self.dirty);
+        }
+    }
+
+    /// Forgets a subscription. Consumers that waited for it to be reset open it anew.
+    pub(super) fn drop_subscription(
+        &mut self,
+        cx: &mut Context,
+        slot: u32,
+        sub_slot: u32,
+        now: Now,
+    ) {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
+        let Some(sub) = topic.subs.try_remove(sub_slot as usize) else {
+            return;
+        };
+        topic.sub_names.remove(&sub.name);
+        topic.trim_if_loose(&mut self.lanes);
+        self.reopen_waiting(cx, sub.waiting, now);
+    }
+
+    /// Takes up the openings that a reset kept waiting.
+    pub(super) fn reopen_waiting(
+        &mut self,
+        cx: &mut Context,
+        waiting: Vec<(ClientRef, Box<OpenConsumer>)>,
+        now: Now,
+    ) {
+        for (client, open) in waiting {
+            if matches!(self.clients.get(&client.key()), Some(Seat::Waiting { .. })) {
+                self.open_consumer(cx, client, open, now);
+            }
         }
     }
 
@@ -512,10 +557,14 @@ impl Topics {
                 });
             }
             topic.state.delete_cursor(cursor);
+<<<<<<< HEAD
             if let Some(sub) = topic.subs.try_remove(sub_slot as usize) {
                 topic.sub_names.remove(&sub.name);
             }
             topic.trim_if_loose(&mut self.lanes, now);
+=======
+            self.drop_subscription(cx, slot, sub_slot, now);
+>>>>>>> sim
         }
         cx.post(
             client.session.core,
@@ -539,7 +588,7 @@ impl Topics {
 }
 
 /// How long a non-durable subscription waits for its consumer to come back from a seek, milliseconds.
-const ORPHAN_MS: u64 = 60_000;
+pub(super) const ORPHAN_MS: u64 = 60_000;
 
 /// Where a subscription's cursor stands.
 pub(super) fn mark_delete(state: &crate::store::log::TopicState, sub: &Subscription) -> Position {
