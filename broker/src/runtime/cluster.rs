@@ -18,8 +18,8 @@ use vela_codec::Accounting;
 pub(super) const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a core may take to begin before its thread is given up and replaced, and how often.
-const BEGIN_LIMIT: Duration = Duration::from_secs(2);
-const BEGIN_TRIES: u32 = 5;
+const BEGIN_LIMIT: Duration = Duration::from_millis(250);
+const BEGIN_TRIES: u32 = 40;
 
 /// What all cores have in common.
 pub(super) struct Common {

@@ -556,16 +556,6 @@ impl Topics {
             let Some(topic) = self.topics.get_mut(slot as usize) else {
                 continue;
             };
-<<<<<<< HEAD
-            let over = topic
-                .subs
-                .get(sub_slot as usize)
-                .is_some_and(|sub| sub.orphaned_until.is_some_and(|until| until <= now.ms));
-            if over {
-                let sub = topic.subs.remove(sub_slot as usize);
-                topic.sub_names.remove(&sub.name);
-                topic.trim_if_loose(&mut self.lanes, now);
-=======
             let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
                 continue;
             };
@@ -579,7 +569,6 @@ impl Topics {
                 self.orphans.insert((later, slot, sub_slot));
             } else {
                 self.drop_subscription(cx, slot, sub_slot, now);
->>>>>>> sim
             }
         }
     }

@@ -387,13 +387,7 @@ impl Topics {
                     sub.orphaned_until = Some(until);
                     self.orphans.insert((until, slot, sub_slot));
                 } else {
-<<<<<<< HEAD
-                    let name = topic.subs.remove(sub_slot as usize).name;
-                    topic.sub_names.remove(&name);
-                    topic.trim_if_loose(&mut self.lanes, now);
-=======
                     self.drop_subscription(cx, slot, sub_slot, now);
->>>>>>> sim
                 }
             }
         } else if sub.shared {
@@ -419,7 +413,7 @@ impl Topics {
             return;
         };
         topic.sub_names.remove(&sub.name);
-        topic.trim_if_loose(&mut self.lanes);
+        topic.trim_if_loose(&mut self.lanes, now);
         self.reopen_waiting(cx, sub.waiting, now);
     }
 
@@ -557,14 +551,7 @@ impl Topics {
                 });
             }
             topic.state.delete_cursor(cursor);
-<<<<<<< HEAD
-            if let Some(sub) = topic.subs.try_remove(sub_slot as usize) {
-                topic.sub_names.remove(&sub.name);
-            }
-            topic.trim_if_loose(&mut self.lanes, now);
-=======
             self.drop_subscription(cx, slot, sub_slot, now);
->>>>>>> sim
         }
         cx.post(
             client.session.core,
