@@ -18,6 +18,8 @@ pub struct Producer {
     pub unanswered: VecDeque<(u64, u64)>,
     /// The request that closes it.
     pub closing: Option<u64>,
+    /// The request that opened it.
+    pub opened_by: u64,
 }
 
 #[derive(Debug)]
@@ -31,6 +33,8 @@ pub struct Consumer {
     pub given: i64,
     pub taken: i64,
     pub epoch: u64,
+    /// The last entry it got: an Exclusive one gets them in order.
+    pub last: Option<At>,
     /// What it got and has not acknowledged: number of messages open (bits).
     pub holds: BTreeMap<At, u64>,
 }
@@ -75,6 +79,8 @@ pub struct Shared {
     pub published: Published,
     pub next_key: u64,
     pub next_stream: u64,
+    /// A disk is broken: until the next start, anything that needs the log may be refused.
+    pub broken: bool,
     pub receipts: u64,
     pub deliveries: u64,
     pub acks_confirmed: u64,
@@ -185,12 +191,23 @@ impl Actor {
                     ServerError::PersistenceError as i32,
                     "{error:?}"
                 );
+                let id = error.producer_id;
+                let known = self.producers.contains_key(&id)
+                    || self.old_producers.iter().any(|(old, _)| *old == id);
+                if shared.broken && !known {
+                    // Its PRODUCER was refused before it.
+                    return;
+                }
                 let (_, number) = self.answered(error.producer_id, error.sequence_id, false);
-                shared.published.sent[number as usize].refused = true;
+                // What was handed to a disk that broke may be there, and may not.
+                shared.published.sent[number as usize].refused = !shared.broken;
             }
             Type::Success => self.success(shared, command.success.as_ref().unwrap().request_id),
             Type::Error => {
                 let error = command.error.as_ref().unwrap();
+                if shared.broken {
+                    return self.refused_by_broken_disk(shared, error.request_id);
+                }
                 let id = self
                     .consumers
                     .iter()
@@ -244,6 +261,21 @@ impl Actor {
             }
             other => panic!("unexpected {other:?}"),
         }
+    }
+
+    /// An ERROR while a disk is broken: whatever it answers has not happened.
+    fn refused_by_broken_disk(&mut self, shared: &mut Shared, request: u64) {
+        self.producers
+            .retain(|_, producer| producer.opened_by != request);
+        self.old_producers
+            .retain(|(_, producer)| producer.opened_by != request);
+        self.consumers
+            .retain(|_, consumer| consumer.opening != Some(request));
+        if let Some((sub, _)) = self.seeks.remove(&request) {
+            shared.subs[sub].seeks_open -= 1;
+        }
+        self.stats.remove(&request);
+        self.dropped_opens.remove(&request);
     }
 
     /// Finds what a receipt or refusal answers: topic and number.
@@ -338,6 +370,13 @@ impl Actor {
         if !sub.shared && got.epoch.unwrap_or(0) < consumer.epoch {
             return;
         }
+        assert!(
+            sub.shared || consumer.last.is_none_or(|last| last < at),
+            "{at:?} comes behind {:?} on Exclusive {}",
+            consumer.last,
+            sub.name
+        );
+        consumer.last = Some(at);
         sub.delivery(number, at, consumer.key, open);
         consumer.holds.insert(at, open);
         shared.deliveries += 1;
@@ -414,6 +453,7 @@ impl Actor {
             next_sequence: 0,
             unanswered: VecDeque::new(),
             closing: None,
+            opened_by: request,
         };
         self.producers.insert(id, producer);
         world.feed(
@@ -485,6 +525,7 @@ impl Actor {
             given: 0,
             taken: 0,
             epoch: 0,
+            last: None,
             holds: BTreeMap::new(),
         };
         self.consumers.insert(id, consumer);
@@ -600,6 +641,7 @@ impl Actor {
             world.feed(peer, &say::bytes(&say::redeliver(id, ids, None)));
         } else {
             consumer.epoch += 1;
+            consumer.last = None;
             consumer.holds.clear();
             sub.held.clear();
             world.feed(

@@ -121,6 +121,7 @@ impl Run {
             published: Published::default(),
             next_key: 0,
             next_stream: 0,
+            broken: false,
             receipts: 0,
             deliveries: 0,
             acks_confirmed: 0,
@@ -183,6 +184,11 @@ impl Run {
                 self.cut(actor);
             }
             28..=33 => self.toggle_stuck(),
+            34 if self.rng.one_in(3) => {
+                let shard = self.rng.below(u64::from(self.world.config.shards)) as u32;
+                self.world.break_disk(shard);
+                self.shared.broken = true;
+            }
             _ => self.act(),
         }
         self.listen();
@@ -352,6 +358,10 @@ impl Run {
 
     /// Lets everything that is under way end, disks and readers included, and checks what must hold then.
     fn rest(&mut self) {
+        if self.shared.broken {
+            // Nothing comes to rest on a broken disk: the broker is started anew.
+            self.crash();
+        }
         for shard in 0..self.world.config.shards {
             self.world.free_disk(shard);
         }
@@ -425,6 +435,7 @@ impl Run {
     }
 
     fn crash(&mut self) {
+        self.shared.broken = false;
         self.crashes += 1;
         let rng = &mut self.rng;
         self.world.crash(|_, _| match rng.below(4) {
