@@ -276,13 +276,20 @@ impl Actor {
     }
 
     /// Acknowledges some of what a consumer holds; `all` = everything, whole.
-    pub fn ack(&mut self, world: &mut World, shared: &Shared, rng: &mut Rng, id: u64, all: bool) {
+    pub fn ack(
+        &mut self,
+        world: &mut World,
+        shared: &mut Shared,
+        rng: &mut Rng,
+        id: u64,
+        all: bool,
+    ) {
         let Some(peer) = self.peer else { return };
         let request = self.request();
         let Some(consumer) = self.consumers.get_mut(&id).filter(|c| !c.holds.is_empty()) else {
             return;
         };
-        let sub = &shared.subs[consumer.sub];
+        let sub = &mut shared.subs[consumer.sub];
         let mut ids = Vec::new();
         let mut wire = Vec::new();
         let cumulative = !all && !sub.shared && rng.one_in(3);
@@ -314,6 +321,12 @@ impl Actor {
         }
         if ids.is_empty() {
             return;
+        }
+        if cumulative {
+            sub.ever_acked_upto = sub.ever_acked_upto.max(ids.last().map(|(at, _)| *at));
+        } else {
+            sub.ever_acked
+                .extend(ids.iter().filter(|(_, open)| *open == 0).map(|(at, _)| *at));
         }
         let with_request = all || !rng.one_in(3);
         world.feed(

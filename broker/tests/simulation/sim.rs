@@ -379,6 +379,7 @@ impl Run {
         for sub in &mut self.shared.subs {
             sub.loose = false;
         }
+        self.check_progress();
         for actor in &self.actors {
             assert!(actor.is_idle(), "no answer came: {actor:?}");
             if let Some(peer) = actor.peer {
@@ -414,6 +415,36 @@ impl Run {
             (self.world.totals().producers, self.world.totals().consumers),
             (producers, consumers)
         );
+    }
+
+    /// Whoever has credit has got everything that nobody holds and nobody acknowledged.
+    fn check_progress(&self) {
+        let settings = &self.world.config.settings;
+        let limits = settings
+            .max_unacked_messages_per_consumer
+            .max(settings.max_unacked_messages_per_subscription);
+        if limits > 0 {
+            return;
+        }
+        for (index, sub) in self.shared.subs.iter().enumerate() {
+            let mut consumers = self
+                .actors
+                .iter()
+                .flat_map(|actor| actor.consumers.values());
+            if !consumers.any(|c| c.sub == index && c.opening.is_none() && c.given > c.taken) {
+                continue;
+            }
+            for (number, sent) in (0..).zip(&self.shared.published.sent) {
+                if sent.topic == sub.topic && sent.receipt {
+                    let at = sent.at.unwrap();
+                    assert!(
+                        !sub.is_loose_end(number, at),
+                        "message {number} at {at:?} is held by nobody on {}, and a consumer has credit",
+                        sub.name
+                    );
+                }
+            }
+        }
     }
 
     fn settle(&mut self) {
@@ -508,7 +539,7 @@ impl Run {
             for sub in 0..self.shared.subs.len() {
                 let id = 100 + sub as u64;
                 any |= !self.actors[0].consumers[&id].holds.is_empty();
-                self.actors[0].ack(&mut self.world, &self.shared, &mut self.rng, id, true);
+                self.actors[0].ack(&mut self.world, &mut self.shared, &mut self.rng, id, true);
             }
             if !any {
                 self.cut(0);
