@@ -92,6 +92,9 @@ pub struct Sub {
     pub held: BTreeMap<At, u64>,
     /// Delivered at least once, to anybody.
     pub delivered: BTreeSet<u64>,
+    /// Named as a whole in an ACK that was sent, whatever became of it; and up to where cumulatively.
+    pub ever_acked: BTreeSet<At>,
+    pub ever_acked_upto: Option<At>,
     /// Rises with each SEEK sent.
     pub seeks: u64,
     /// SEEKs that may still take effect.
@@ -164,6 +167,16 @@ impl Sub {
         if self.acked_upto.is_some_and(|upto| upto >= to) {
             self.acked_upto = None;
         }
+    }
+
+    /// Could nobody be holding this entry, and nobody have acknowledged it? Then whoever has credit must get it.
+    pub fn is_loose_end(&self, number: u64, at: At) -> bool {
+        let acked =
+            self.ever_acked.contains(&at) || self.ever_acked_upto.is_some_and(|upto| at <= upto);
+        !acked
+            && !self.held.contains_key(&at)
+            && at >= self.skipped
+            && number >= self.skipped_numbers
     }
 
     /// Must this message have been delivered when everything has come to rest?

@@ -394,3 +394,44 @@ fn any_cut_of_the_stream_gives_the_same_frames() {
     }
     assert_eq!(world.retained_bytes(), 0);
 }
+
+/// CLOSE_PRODUCER is answered behind everything that was sent, refused or not.
+#[test]
+fn a_close_is_answered_behind_a_refusal() {
+    for good_first in [true, false] {
+        let mut world = World::new(WorldConfig::default());
+        let topic = world.topic_on(1, "t");
+        let mut client = Client::connect(&mut world, 0);
+        let mut other = Client::connect(&mut world, 1);
+        client.producer(&mut world, &topic, 1);
+        other.producer(&mut world, &topic, 1);
+        world.disk_paused = true;
+        other.send(&mut world, 1, 0, "keeps the log busy");
+        other.expect_silence(&mut world);
+        if good_first {
+            client.send(&mut world, 1, 0, "a");
+        }
+        let mut wrong = say::send(1, 1, None, 5, b"b");
+        *wrong.last_mut().unwrap() ^= 1;
+        world.feed(client.peer, &wrong);
+        client.say(&mut world, &say::close_producer(1, 50));
+        client.expect_silence(&mut world);
+        world.disk_paused = false;
+        world.run_until_idle();
+        client.listen(&mut world);
+        let kinds = [Type::SendReceipt, Type::SendError, Type::Success];
+        assert_eq!(client.kinds(), kinds[usize::from(!good_first)..]);
+    }
+}
+
+#[test]
+fn a_producer_that_is_closed_at_once_is_answered_in_order() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.say(&mut world, &say::producer(&topic, 1, 50, None));
+    client.say(&mut world, &say::close_producer(1, 51));
+    world.run_until_idle();
+    client.listen(&mut world);
+    assert_eq!(client.kinds(), [Type::ProducerSuccess, Type::Success]);
+}

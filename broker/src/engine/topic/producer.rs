@@ -335,16 +335,31 @@ impl Topics {
         if entry.pending == 0
             && let Some(request_id) = entry.closing
         {
+            let lane = topic.lane;
             topic.producers.remove(producer as usize);
             self.clients.remove(&client.key());
-            cx.post(
-                client.session.core,
-                Message::ProducerClosed {
-                    client,
-                    request_id: Some(request_id),
-                    by_broker: false,
-                },
-            );
+            self.producer_closed(cx, Some(lane), client, request_id);
+        }
+    }
+
+    /// Answers CLOSE_PRODUCER, behind what is still queued for the producer: its own opening, and refusals that wait for their turn.
+    fn producer_closed(
+        &mut self,
+        cx: &mut Context,
+        lane: Option<usize>,
+        client: ClientRef,
+        request_id: u64,
+    ) {
+        let message = Message::ProducerClosed {
+            client,
+            request_id: Some(request_id),
+            by_broker: false,
+        };
+        match lane.and_then(|lane| self.lanes.get(lane).map(|seat| (lane, seat))) {
+            Some((lane, seat)) if seat.refusal().is_none() => {
+                self.after_log(cx, lane, client.session.core, message)
+            }
+            _ => cx.post(client.session.core, message),
         }
     }
 
@@ -355,8 +370,10 @@ impl Topics {
         client: ClientRef,
         request_id: Option<u64>,
     ) {
+        let mut lane = None;
         if let Some(Seat::Producer { topic, producer }) = self.clients.get(&client.key()) {
             let (topic, producer) = (*topic, *producer);
+            lane = self.topics.get(topic as usize).map(|topic| topic.lane);
             if let Some(entry) = self
                 .topics
                 .get_mut(topic as usize)
@@ -372,15 +389,8 @@ impl Topics {
             }
         }
         self.clients.remove(&client.key());
-        if request_id.is_some() {
-            cx.post(
-                client.session.core,
-                Message::ProducerClosed {
-                    client,
-                    request_id,
-                    by_broker: false,
-                },
-            );
+        if let Some(request_id) = request_id {
+            self.producer_closed(cx, lane, client, request_id);
         }
     }
 }
