@@ -141,7 +141,7 @@ impl LaneSeat {
         self.failure.is_some()
     }
 
-    fn everything_durable(&self) -> bool {
+    pub(super) fn everything_durable(&self) -> bool {
         self.pending.is_empty() && self.last_seq <= self.lane.durable_seq()
     }
 }

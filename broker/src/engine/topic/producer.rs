@@ -271,7 +271,7 @@ impl Topics {
             message: error.1,
         };
         match topic.producers.get_mut(producer as usize) {
-            Some(entry) if entry.pending > 0 && !seat.is_stuck() => {
+            Some(entry) if !seat.everything_durable() && !seat.is_stuck() => {
                 entry.pending += 1;
                 let message = Box::new(message);
                 seat.push_behind(Pending::Refused {
