@@ -305,7 +305,11 @@ impl Topics {
         if !lasting {
             return;
         }
-        for (_, pending) in std::mem::take(&mut seat.pending) {
+        // SENDs before openings: a client that hears that its PRODUCER was refused may use the id again at once.
+        let (sends, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut seat.pending)
+            .into_iter()
+            .partition(|(_, pending)| matches!(pending, Pending::Receipt { .. }));
+        for (_, pending) in sends.into_iter().chain(rest) {
             match pending {
                 Pending::Receipt {
                     client,
