@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use vela_codec::Frame;
+use vela_limiter::Reason;
 use vela_proto::{BaseCommand, ServerError};
 
 use super::name::TopicName;
@@ -309,10 +310,10 @@ pub enum Message {
         probe: u64,
         from: CoreId,
     },
-    /// A log lane is full: stop handing on frames until [`Message::Release`].
-    Hold { session: SessionRef },
+    /// Hold the connection for a reason, until as many [`Message::Release`]s.
+    Hold { session: SessionRef, reason: Reason },
     /// Takes one [`Message::Hold`] back.
-    Release { session: SessionRef },
+    Release { session: SessionRef, reason: Reason },
     /// Answer to [`Message::FindTopic`].
     TopicExists {
         session: SessionRef,

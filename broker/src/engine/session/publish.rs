@@ -51,11 +51,8 @@ impl Session {
             None
         };
         let (client_ref, core) = (self.client_ref(client, send.producer_id), client.core);
-        self.pending_publishes += 1;
-        let limit = cx.settings.max_pending_publish_requests_per_connection;
-        if limit > 0 && self.pending_publishes >= limit {
-            self.holds.pending_requests = true;
-        }
+        let bytes = frame.rest().len() as u32;
+        self.publish_begun(cx, bytes);
         cx.post(
             core,
             Message::Publish {
@@ -65,7 +62,7 @@ impl Session {
                     highest_sequence_id: send
                         .highest_sequence_id
                         .filter(|highest| *highest >= send.sequence_id),
-                    bytes: frame.rest().len() as u32,
+                    bytes,
                 },
                 num_messages: send.num_messages.max(1) as u32,
                 refused,

@@ -3,12 +3,14 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use bytes::Bytes;
+use vela_limiter::Reason;
 use vela_proto::ServerError;
 
 use super::Topics;
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, CoreId, Message, SendId, SessionRef};
 use crate::engine::reply;
+use crate::engine::session::throttling::release;
 use crate::engine::time::Now;
 use crate::store::chunk::Chunk;
 use crate::store::log::{AckedId, CursorId, Lane, Position, Record, TopicId, checkpoint};
@@ -57,6 +59,8 @@ pub(super) struct LaneSeat {
     /// One is being written.
     checkpointing: bool,
     last_checkpoint_len: u64,
+    /// Log bytes that have to come on top before the next try, after one failed.
+    checkpoint_penalty: u64,
     /// Topics that wait for a chunk to be read back.
     pub(super) readers: BTreeSet<u32>,
 }
@@ -75,6 +79,7 @@ impl LaneSeat {
             checkpoint: None,
             checkpointing: false,
             last_checkpoint_len: 0,
+            checkpoint_penalty: 0,
             readers: BTreeSet::new(),
         }
     }
@@ -254,7 +259,7 @@ impl Topics {
         };
         if !seat.held.is_empty() && seat.lane.unacked_bytes() <= seat.budget / 2 {
             for session in std::mem::take(&mut seat.held) {
-                cx.post(session.core, Message::Release { session });
+                cx.post(session.core, release(session, Reason::PendingBytes));
             }
         }
     }
@@ -320,7 +325,7 @@ impl Topics {
             return;
         };
         for session in std::mem::take(&mut seat.held) {
-            cx.post(session.core, Message::Release { session });
+            cx.post(session.core, release(session, Reason::PendingBytes));
         }
     }
 
@@ -364,7 +369,7 @@ impl Topics {
                 .max(2 * seat.last_checkpoint_len);
             if seat.checkpoint.is_none()
                 && !seat.checkpointing
-                && seat.lane.bytes_since_checkpoint() >= due
+                && seat.lane.bytes_since_checkpoint() >= due + seat.checkpoint_penalty
             {
                 self.make_checkpoint(index);
             }
@@ -429,6 +434,7 @@ impl Topics {
             return;
         };
         seat.checkpointing = false;
+        seat.checkpoint_penalty = 0;
         seat.lane.checkpoint_done(seq);
         let topics = &self.topics;
         let lives = |segment: &&Segment| {
@@ -449,6 +455,18 @@ impl Topics {
             cx.effects.drop_segments.push((shard, dead));
         }
     }
+
+    /// A checkpoint could not be written: the log goes on without it, and the next is made a little later.
+    pub(crate) fn checkpoint_failed(&mut self, cx: &Context, shard: u32) {
+        let index = self.lane_at(cx, shard);
+        if let Some(seat) = self.lanes.get_mut(index) {
+            seat.checkpointing = false;
+            seat.checkpoint_penalty += (cx.settings.checkpoint_interval_bytes / 4).max(1);
+        }
+    }
+
+    /// Looks again at whoever waits because of a setting that changed.
+    pub(crate) fn reconfigure(&mut self, _cx: &mut Context, _now: Now) {}
 
     /// True when everything appended is durable and answered.
     pub(crate) fn is_quiet(&self) -> bool {

@@ -7,8 +7,10 @@ use super::lanes::Pending;
 use super::{ProbeFor, Seat, Topics, subscription};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenProducer, SendId};
+use crate::engine::session::throttling::hold;
 use crate::engine::time::Now;
 use crate::store::log::{Position, Record};
+use vela_limiter::Reason;
 
 /// A producer that is connected.
 #[derive(Debug)]
@@ -215,9 +217,7 @@ impl Topics {
         if seat.lane.is_full() && seat.hold(client.session) {
             cx.post(
                 client.session.core,
-                Message::Hold {
-                    session: client.session,
-                },
+                hold(client.session, Reason::PendingBytes),
             );
         }
     }
