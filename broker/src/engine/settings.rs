@@ -36,6 +36,14 @@ pub struct Settings {
     pub max_message_publish_buffer_bytes: i64,
     /// What throttles do with frames that have been read.
     pub publish_pacing: PublishPacing,
+    /// Publish rate of each topic, messages per second; 0 = no limit. A namespace's own rate wins.
+    pub max_publish_rate_per_topic_in_messages: u64,
+    /// The same in bytes per second.
+    pub max_publish_rate_per_topic_in_bytes: u64,
+    /// Publish rate of the whole broker, messages per second; 0 = no limit.
+    pub broker_publisher_throttling_max_message_rate: u64,
+    /// The same in bytes per second.
+    pub broker_publisher_throttling_max_byte_rate: u64,
     /// Topics appear on first use.
     pub allow_auto_topic_creation: bool,
     /// What appears then.
@@ -74,6 +82,10 @@ impl Default for Settings {
             max_pending_publish_requests_per_connection: 1000,
             max_message_publish_buffer_bytes: 0,
             publish_pacing: PublishPacing::Frame,
+            max_publish_rate_per_topic_in_messages: 0,
+            max_publish_rate_per_topic_in_bytes: 0,
+            broker_publisher_throttling_max_message_rate: 0,
+            broker_publisher_throttling_max_byte_rate: 0,
             allow_auto_topic_creation: true,
             allow_auto_topic_creation_type: AutoTopicType::NonPartitioned,
             default_num_partitions: 1,
