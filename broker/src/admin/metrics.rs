@@ -1,35 +1,46 @@
-//! Samples as Prometheus text.
+//! Samples as Prometheus text. Names are Apache Pulsar's where Pulsar has the metric; others begin with `vela_`.
 
-use super::{CoreSample, Sample};
-use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
+use super::{CoreSample, MemorySample, Sample};
+use metrics::{counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use vela_limiter::{Holder, Reason};
 
 /// The exporter: filled from a sample when it is looked at.
 pub(super) struct Metrics {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
+    /// The `cluster` label of Pulsar's metrics.
+    cluster: String,
 }
 
+/// One metric with a value per core. The help says the unit.
 struct PerCore {
     name: &'static str,
     help: &'static str,
     value: fn(&CoreSample) -> u64,
 }
 
+/// One metric of the whole broker, under the label `cluster` if the name is Pulsar's.
+struct Whole {
+    name: &'static str,
+    help: &'static str,
+    value: fn(&Sample) -> u64,
+}
+
 const GAUGES: &[PerCore] = &[
     PerCore {
         name: "vela_connections",
-        help: "Open client connections",
+        help: "Open client connections, by core",
         value: |core| core.connections,
     },
     PerCore {
         name: "vela_producers",
-        help: "Open producers",
+        help: "Open producers, by core",
         value: |core| core.producers,
     },
     PerCore {
         name: "vela_consumers",
-        help: "Open consumers",
+        help: "Open consumers, by core",
         value: |core| core.consumers,
     },
     PerCore {
@@ -39,8 +50,13 @@ const GAUGES: &[PerCore] = &[
     },
     PerCore {
         name: "vela_subscriptions",
-        help: "Subscriptions",
+        help: "Subscriptions, by the core that owns their topics",
         value: |core| core.subscriptions,
+    },
+    PerCore {
+        name: "vela_core_stalled",
+        help: "1 while the core has made no turn for a second, else 0",
+        value: |core| u64::from(core.stalled),
     },
 ];
 
@@ -76,6 +92,11 @@ const COUNTERS: &[PerCore] = &[
         value: |core| core.publish_errors,
     },
     PerCore {
+        name: "vela_publish_rate_limit_times_total",
+        help: "Times the publish rate of a topic held a connection",
+        value: |core| core.rate_limited,
+    },
+    PerCore {
         name: "vela_protocol_errors_total",
         help: "Connections closed because of what they sent",
         value: |core| core.protocol_errors,
@@ -92,14 +113,86 @@ const COUNTERS: &[PerCore] = &[
     },
 ];
 
+const OF_BROKER: &[Whole] = &[
+    Whole {
+        name: "vela_retained_bytes",
+        help: "Bytes of receive memory that inbound frames keep alive, by capacity",
+        value: |sample| sample.memory.retained,
+    },
+    Whole {
+        name: "vela_buffer_memory_budget_bytes",
+        help: "Bytes of buffer memory that there may be in use (bufferMemory); 0: not known",
+        value: |sample| sample.memory.budget,
+    },
+    Whole {
+        name: "vela_memory_limiter_limit_bytes",
+        help: "Retained bytes above which the memory limiter stops reading; 0: it is off",
+        value: |sample| u64::try_from(sample.memory.limit).unwrap_or(0),
+    },
+    Whole {
+        name: "vela_memory_limiter_active",
+        help: "1 while the memory limiter enforces its limit, else 0",
+        value: |sample| u64::from(sample.memory.active),
+    },
+    Whole {
+        name: "pulsar_broker_publish_in_progress_buffer_memory_usage",
+        help: "Bytes of receive memory that inbound frames keep alive, by capacity",
+        value: |sample| sample.memory.retained,
+    },
+    Whole {
+        name: "pulsar_broker_publish_in_progress_buffer_memory_throttled",
+        help: "1 while the memory limiter stops the reading of connections, else 0",
+        value: |sample| u64::from(sample.memory.throttled),
+    },
+    Whole {
+        name: "pulsar_broker_throttled_connections",
+        help: "Connections held because their publishes wait: unanswered requests or bytes of the broker, or retained memory. \
+               A connection held for two of these counts twice",
+        value: |sample| {
+            sum(
+                sample,
+                &[Reason::Memory, Reason::PendingRequests, Reason::PendingBytes],
+            )
+        },
+    },
+];
+
+const HELD: &str = "vela_throttled_connections";
+const HOLDERS: &str = "vela_buffer_memory_bytes";
+const TRANSITIONS: &str = "vela_throttle_transitions_total";
+
+fn sum(sample: &Sample, reasons: &[Reason]) -> u64 {
+    let held = |core: &CoreSample| -> u64 {
+        reasons
+            .iter()
+            .filter_map(|reason| core.held.get(*reason as usize))
+            .sum()
+    };
+    sample.cores.iter().map(held).sum()
+}
+
+fn transitions(memory: &MemorySample) -> [(&'static str, u64); 4] {
+    [
+        ("throttled", memory.transitions.throttled),
+        ("cleared", memory.transitions.cleared),
+        ("activated", memory.transitions.activated),
+        ("stood-down", memory.transitions.stood_down),
+    ]
+}
+
 impl Metrics {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(cluster: &str) -> Self {
         let recorder = PrometheusBuilder::new().build_recorder();
         with_local_recorder(&recorder, || {
-            describe_gauge!(
-                "vela_retained_bytes",
-                Unit::Bytes,
-                "Receive memory that inbound frames keep alive"
+            for whole in OF_BROKER {
+                describe_gauge!(whole.name, whole.help);
+            }
+            describe_gauge!(HELD, "Connections held now, by throttle reason and core");
+            describe_gauge!(HOLDERS, "Bytes of buffer memory in use, by holder");
+            describe_counter!(
+                TRANSITIONS,
+                "Times the memory limiter stopped and resumed reading (throttled, cleared) and, in mode auto, came into \
+                 force and left it (activated, stood-down)"
             );
             for gauge in GAUGES {
                 describe_gauge!(gauge.name, gauge.help);
@@ -109,18 +202,40 @@ impl Metrics {
             }
         });
         let handle = recorder.handle();
-        Self { recorder, handle }
+        Self {
+            recorder,
+            handle,
+            cluster: cluster.to_owned(),
+        }
     }
 
     pub(super) fn render(&self, sample: &Sample) -> String {
         with_local_recorder(&self.recorder, || {
-            gauge!("vela_retained_bytes").set(float(sample.retained_bytes));
+            for each in OF_BROKER {
+                let value = float((each.value)(sample));
+                if each.name.starts_with("pulsar_") {
+                    gauge!(each.name, "cluster" => self.cluster.clone()).set(value);
+                } else {
+                    gauge!(each.name).set(value);
+                }
+            }
+            for (holder, bytes) in Holder::ALL.iter().zip(sample.memory.holders) {
+                gauge!(HOLDERS, "holder" => holder.name()).set(float(bytes));
+            }
+            for (name, times) in transitions(&sample.memory) {
+                counter!(TRANSITIONS, "transition" => name).absolute(times);
+            }
             for (number, core) in sample.cores.iter().enumerate() {
+                let number = number.to_string();
                 for each in GAUGES {
-                    gauge!(each.name, "core" => number.to_string()).set(float((each.value)(core)));
+                    gauge!(each.name, "core" => number.clone()).set(float((each.value)(core)));
                 }
                 for each in COUNTERS {
-                    counter!(each.name, "core" => number.to_string()).absolute((each.value)(core));
+                    counter!(each.name, "core" => number.clone()).absolute((each.value)(core));
+                }
+                for (reason, held) in Reason::ALL.iter().zip(core.held) {
+                    gauge!(HELD, "core" => number.clone(), "reason" => reason.name())
+                        .set(float(held));
                 }
             }
         });

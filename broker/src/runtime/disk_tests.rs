@@ -5,6 +5,7 @@ use crate::engine::{self, EngineConfig, Metadata, ServiceAddress};
 use crate::store::chunk::{BufferPool, ChunkBuilder};
 use crate::store::memory::{MemoryOptions, MemoryWal};
 use crate::store::meta::MemoryMeta;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -58,7 +59,11 @@ fn meta_ends(cores: usize) -> (Vec<Arc<AtomicUsize>>, Vec<MetaEnd>) {
         })
         .collect();
     let service = MetaService::spawn(Box::new(MemoryMeta::default()), 16).unwrap();
-    (counts, SharedMeta::share(service, &wakes))
+    let dynamic = Dynamic::new(config::Settings::default(), BTreeMap::new());
+    (
+        counts,
+        SharedMeta::share(service, Arc::new(dynamic), &wakes).1,
+    )
 }
 
 #[test]

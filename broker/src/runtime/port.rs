@@ -6,6 +6,7 @@ pub(super) use crate::engine::{ConnId, CoreId, Now};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use vela_codec::Frame;
+use vela_limiter::Reason;
 
 /// Bytes that wait to be sent on one connection.
 pub(super) trait Output {
@@ -76,6 +77,10 @@ pub(super) struct Figures {
     pub(super) publish_errors: u64,
     /// Connections closed because of what they sent, since the start.
     pub(super) protocol_errors: u64,
+    /// Connections held now, by throttle reason.
+    pub(super) held: [u64; Reason::ALL.len()],
+    /// Times a topic's publish rate held a connection, since the start.
+    pub(super) rate_limited: u64,
 }
 
 /// One core's broker logic: single-threaded, without IO, driven by events and the time.
