@@ -174,6 +174,8 @@ pub enum Message {
     Publish {
         send: SendId,
         num_messages: u32,
+        /// The session holds itself for [`Reason::TopicRate`] until the publish is charged: to be released once.
+        awaits: bool,
         refused: Option<(ServerError, &'static str)>,
         frame: Frame,
     },

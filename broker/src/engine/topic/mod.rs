@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
+use vela_limiter::Reason;
 use vela_proto::ServerError;
 
 pub(super) use self::dispatch::ENTRY_COST;
@@ -294,9 +295,18 @@ impl Topics {
             Message::Publish {
                 send,
                 num_messages,
+                awaits,
                 refused,
                 frame,
-            } => self.publish(cx, send, num_messages, refused, &frame, now),
+            } => {
+                self.publish(cx, send, num_messages, refused, &frame, now);
+                if awaits {
+                    // Behind the holds of the rates that this publish has put into debt.
+                    let session = send.client.session;
+                    let free = super::session::throttling::release(session, Reason::TopicRate);
+                    cx.post(session.core, free);
+                }
+            }
             Message::Flow { client, permits } => self.flow(cx, client, permits),
             Message::Ack {
                 client,
