@@ -76,17 +76,15 @@ struct Client {
     state: ClientState,
 }
 
-/// A question to the topics' cores that is still open.
+/// A GET_TOPICS_OF_NAMESPACE that is still open.
 #[derive(Debug)]
-enum Inquiry {
-    /// PARTITIONED_METADATA; `create` = a missing topic may be made.
-    Partitions { create: bool },
-    /// GET_TOPICS_OF_NAMESPACE: answers still missing, names so far, the client's hash.
-    Topics {
-        missing: CoreId,
-        names: Vec<String>,
-        hash: Option<String>,
-    },
+struct Listing {
+    /// Cores that have not answered.
+    missing: CoreId,
+    /// Names so far.
+    names: Vec<String>,
+    /// The client's hash.
+    hash: Option<String>,
 }
 
 /// The broker's end of one connection.
@@ -112,7 +110,10 @@ pub(super) struct Session {
     pinged: bool,
     /// Topics that want to know whether the peer is alive: probe, core, deadline.
     probes: Vec<(u64, CoreId, u64)>,
-    inquiries: BTreeMap<u64, Inquiry>,
+    /// PARTITIONED_METADATA that topics' cores have not answered: may a missing topic be made?
+    inquiries: BTreeMap<u64, bool>,
+    /// One list of topics at a time: it may be long, and the question is short. Frames wait for its answer.
+    listing: Option<Box<Listing>>,
 }
 
 impl Session {
@@ -178,7 +179,7 @@ impl Session {
 
     /// Does the session take frames?
     fn wants_frames(&self) -> bool {
-        self.stage != Stage::Closing && self.holds.clear()
+        self.stage != Stage::Closing && self.holds.clear() && self.listing.is_none()
     }
 }
 
@@ -267,6 +268,7 @@ impl Sessions {
             pinged: false,
             probes: Vec::new(),
             inquiries: BTreeMap::new(),
+            listing: None,
         }));
         if interval > 0 {
             self.timers
@@ -399,9 +401,13 @@ impl Sessions {
             && !session.holds.pending_requests
             && session.holds.lanes == 0
             && !session.holds.outbound_full
+            && session.listing.is_none()
             && let Some(frame) = session.holds.frame.take()
         {
             Self::handle(session, cx, *frame, now);
+        }
+        if session.out.len() > OUTBOUND_HIGH {
+            session.holds.outbound_full = true;
         }
         let wants = session.wants_frames();
         if wants && !session.reading {
@@ -483,6 +489,11 @@ impl Sessions {
                     return;
                 };
                 session.send(cx, &command);
+                // Questions may be much shorter than their answers: no more of them until these are read.
+                if session.out.len() > OUTBOUND_HIGH {
+                    session.holds.outbound_full = true;
+                    session.reading = false;
+                }
             }
             Message::Hold { session } => {
                 let Some(session) = self.find(session) else {
@@ -517,7 +528,9 @@ impl Sessions {
                 let Some(session) = self.find(session) else {
                     return;
                 };
-                session.topics(cx, request_id, names);
+                if session.topics(cx, request_id, names) {
+                    Self::settle(session, cx, now);
+                }
             }
             other => self.client_message(cx, other, now),
         }
