@@ -84,6 +84,10 @@ pub struct Context {
     pub shards: u32,
     /// Settings.
     pub settings: Arc<Settings>,
+    /// Bytes of unanswered SENDs at which the connections of this core wait; 0 = no limit.
+    pub pending_bytes_limit: u64,
+    /// Bytes of SENDs of this core's connections that are not answered.
+    pub pending_bytes: u64,
     /// Where clients are sent.
     pub service: ServiceAddress,
     /// This core's copy of the small metadata.
@@ -96,6 +100,16 @@ pub struct Context {
 }
 
 impl Context {
+    /// Takes over settings.
+    pub(super) fn configure(&mut self, settings: Arc<Settings>) {
+        let bytes = u64::try_from(settings.max_message_publish_buffer_bytes).unwrap_or(0);
+        self.pending_bytes_limit = match bytes {
+            0 => 0,
+            bytes => (bytes / u64::from(self.cores.max(1))).max(1),
+        };
+        self.settings = settings;
+    }
+
     /// The core that a shard lives on.
     pub fn core_of_shard(&self, shard: u32) -> CoreId {
         (shard % u32::from(self.cores.max(1))) as CoreId

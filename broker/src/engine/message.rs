@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use vela_codec::Frame;
+use vela_limiter::Reason;
 use vela_proto::{BaseCommand, ServerError};
 
 use super::name::TopicName;
@@ -45,6 +46,26 @@ impl ClientRef {
     /// Its identity.
     pub fn key(&self) -> ClientKey {
         (self.session, self.incarnation)
+    }
+}
+
+/// One SEND, as its answer names it.
+#[derive(Copy, Clone, Debug)]
+pub struct SendId {
+    /// Its producer.
+    pub client: ClientRef,
+    /// The (lowest) sequence id.
+    pub sequence_id: u64,
+    /// The highest one of a batch, if the client named it.
+    pub highest_sequence_id: Option<u64>,
+    /// Bytes behind the command: what it weighs until it is answered.
+    pub bytes: u32,
+}
+
+impl SendId {
+    /// The sequence id that SEND_ERROR carries: the highest.
+    pub fn error_sequence(&self) -> u64 {
+        self.highest_sequence_id.unwrap_or(0).max(self.sequence_id)
     }
 }
 
@@ -153,9 +174,7 @@ pub enum Message {
     },
     /// SEND. `refused` = the session found it wrong; the error takes its turn among the receipts.
     Publish {
-        client: ClientRef,
-        sequence_id: u64,
-        highest_sequence_id: Option<u64>,
+        send: SendId,
         num_messages: u32,
         refused: Option<(ServerError, &'static str)>,
         frame: Frame,
@@ -245,16 +264,10 @@ pub enum Message {
         by_broker: bool,
     },
     /// A SEND is durable.
-    Receipt {
-        client: ClientRef,
-        sequence_id: u64,
-        highest_sequence_id: Option<u64>,
-        position: Position,
-    },
+    Receipt { send: SendId, position: Position },
     /// A SEND was refused.
     SendRefused {
-        client: ClientRef,
-        sequence_id: u64,
+        send: SendId,
         error: ServerError,
         message: &'static str,
     },
@@ -299,10 +312,10 @@ pub enum Message {
         probe: u64,
         from: CoreId,
     },
-    /// A log lane is full: stop handing on frames until [`Message::Release`].
-    Hold { session: SessionRef },
+    /// Hold the connection for a reason, until as many [`Message::Release`]s.
+    Hold { session: SessionRef, reason: Reason },
     /// Takes one [`Message::Hold`] back.
-    Release { session: SessionRef },
+    Release { session: SessionRef, reason: Reason },
     /// Answer to [`Message::FindTopic`].
     TopicExists {
         session: SessionRef,

@@ -26,7 +26,8 @@ pub use self::message::{CoreId, Message};
 pub use self::metadata::Metadata;
 pub use self::output::OutBuf;
 use self::session::Sessions;
-pub use self::settings::{AutoTopicType, ServiceAddress, Settings};
+pub use self::session::throttling::ReadRule;
+pub use self::settings::{AutoTopicType, PublishPacing, ServiceAddress, Settings};
 pub use self::time::Now;
 use self::topic::Topics;
 use crate::store::chunk::Chunk;
@@ -85,14 +86,16 @@ impl Engine {
         metadata: Metadata,
     ) -> Engine {
         let mail = (0..config.cores).map(|_| Vec::new()).collect();
-        Engine {
+        let mut engine = Engine {
             topics: Topics::new(lanes, config.log_budget),
             sessions: Sessions::default(),
             cx: Context {
                 core: config.core,
                 cores: config.cores,
                 shards: config.shards,
-                settings: config.settings,
+                pending_bytes_limit: 0,
+                pending_bytes: 0,
+                settings: Arc::clone(&config.settings),
                 service: config.service,
                 metadata,
                 effects: Effects {
@@ -102,7 +105,9 @@ impl Engine {
                 counters: Counters::default(),
                 local: VecDeque::new(),
             },
-        }
+        };
+        engine.cx.configure(config.settings);
+        engine
     }
 
     /// A socket was accepted.
@@ -117,7 +122,34 @@ impl Engine {
 
     /// Does the connection take frames? If not, the runtime keeps what it has decoded and reads no more of this socket.
     pub fn wants_frames(&mut self, conn: ConnId) -> bool {
-        self.sessions.wants_frames(conn)
+        self.sessions.wants_frames(&self.cx, conn)
+    }
+
+    /// While the connection wants no frames: may this one go on nevertheless, past publishes that wait in front of it?
+    pub fn passes(&mut self, conn: ConnId, frame: &Frame) -> bool {
+        self.sessions.passes(conn, frame)
+    }
+
+    /// May the connection's socket be read? The runtime adds its own reason, memory.
+    pub fn read_rule(&mut self, conn: ConnId) -> ReadRule {
+        self.sessions.read_rule(conn)
+    }
+
+    /// Connections held, by [`vela_limiter::Reason`].
+    pub fn held(&self) -> [u64; vela_limiter::Reason::ALL.len()] {
+        self.sessions.held()
+    }
+
+    /// Takes over settings that changed while running; whoever waits because of an old one is looked at again at once.
+    pub fn configure(&mut self, settings: Arc<Settings>, now: Now) {
+        self.cx.configure(settings);
+        self.sessions.reconsider_bytes(&mut self.cx, now);
+        self.topics.reconfigure(&mut self.cx, now);
+    }
+
+    /// An index checkpoint could not be written; it is tried again when the log has grown some more.
+    pub fn checkpoint_failed(&mut self, shard: u32, _now: Now) {
+        self.topics.checkpoint_failed(&self.cx, shard);
     }
 
     /// One frame of a connection that wants frames.

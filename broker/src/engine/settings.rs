@@ -9,6 +9,16 @@ pub enum AutoTopicType {
     Partitioned,
 }
 
+/// What a throttle does with frames that have been read.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum PublishPacing {
+    /// They wait in order; the throttle is asked again after each.
+    Frame,
+    /// They all reach their topics; the throttle acts on the next read. What one read brought may exceed a rate or a bound, and is paid
+    /// back as debt.
+    Read,
+}
+
 /// The engine's part of the settings; names are Pulsar's, in Rust's spelling.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -22,6 +32,18 @@ pub struct Settings {
     pub connection_liveness_check_timeout_millis: u32,
     /// Unanswered SENDs of a connection at which its frames wait; they go on at half of it.
     pub max_pending_publish_requests_per_connection: u32,
+    /// Bytes of unanswered SENDs at which connections wait, over all cores; 0 or less = no limit.
+    pub max_message_publish_buffer_bytes: i64,
+    /// What throttles do with frames that have been read.
+    pub publish_pacing: PublishPacing,
+    /// Publish rate of each topic, messages per second; 0 = no limit. A namespace's own rate wins.
+    pub max_publish_rate_per_topic_in_messages: u64,
+    /// The same in bytes per second.
+    pub max_publish_rate_per_topic_in_bytes: u64,
+    /// Publish rate of the whole broker, messages per second; 0 = no limit.
+    pub broker_publisher_throttling_max_message_rate: u64,
+    /// The same in bytes per second.
+    pub broker_publisher_throttling_max_byte_rate: u64,
     /// Topics appear on first use.
     pub allow_auto_topic_creation: bool,
     /// What appears then.
@@ -58,6 +80,12 @@ impl Default for Settings {
             keep_alive_interval_seconds: 30,
             connection_liveness_check_timeout_millis: 5000,
             max_pending_publish_requests_per_connection: 1000,
+            max_message_publish_buffer_bytes: 0,
+            publish_pacing: PublishPacing::Frame,
+            max_publish_rate_per_topic_in_messages: 0,
+            max_publish_rate_per_topic_in_bytes: 0,
+            broker_publisher_throttling_max_message_rate: 0,
+            broker_publisher_throttling_max_byte_rate: 0,
             allow_auto_topic_creation: true,
             allow_auto_topic_creation_type: AutoTopicType::NonPartitioned,
             default_num_partitions: 1,

@@ -1,6 +1,6 @@
 //! The broker's engine as the runtime's [`CoreEngine`].
 
-use super::port::{ConnId, CoreEngine, CoreId, Figures, NetworkEffects, Now, Output};
+use super::port::{ConnId, CoreEngine, CoreId, Figures, NetworkEffects, Now, Output, ReadRule};
 use crate::engine::{Engine, Message, OutBuf};
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -30,6 +30,14 @@ impl CoreEngine for Engine {
 
     fn wants_frames(&mut self, conn: ConnId) -> bool {
         Engine::wants_frames(self, conn)
+    }
+
+    fn passes(&mut self, conn: ConnId, frame: &Frame) -> bool {
+        Engine::passes(self, conn, frame)
+    }
+
+    fn read_rule(&mut self, conn: ConnId) -> ReadRule {
+        Engine::read_rule(self, conn)
     }
 
     fn frame(&mut self, conn: ConnId, frame: Frame, now: Now) {

@@ -5,7 +5,7 @@
 
 use super::core::Core;
 use super::guests::Ticket;
-use super::port::{ConnId, CoreEngine, Now, Output, Storage};
+use super::port::{ConnId, CoreEngine, Now, Output, ReadRule, Storage};
 use super::raw;
 use futures_io::{AsyncRead, AsyncWrite};
 use glommio::net::TcpStream;
@@ -15,12 +15,15 @@ use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder};
+use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder, hot};
+use vela_proto::base_command::Type;
 
 /// Bytes one connection may read before others get their turn.
 pub(super) const READ_BUDGET: usize = 256 * 1024;
 /// Bytes one connection may send before others get their turn.
 const SEND_BUDGET: usize = 1024 * 1024;
+/// Bytes of waiting publishes up to which a connection that a rate holds is read on, so that what else it sends is found.
+const READ_AHEAD: usize = 64 * 1024;
 /// Pieces of one `sendmsg`.
 const SLICES: usize = 64;
 /// How long a closed connection's peer may take to close its side, in milliseconds.
@@ -187,7 +190,9 @@ impl Conn {
         };
         loop {
             if !engine.wants_frames(id) {
-                return self.keep(accounting);
+                let fed = self.keep(accounting);
+                self.pass(engine, id, now);
+                return fed;
             }
             if let Some(frame) = self.queue.pop_front() {
                 engine.frame(id, frame, now);
@@ -223,6 +228,29 @@ impl Conn {
                 Err(_) => return Fed::Held,
             }
         }
+    }
+
+    /// Hands on what may pass the publishes that wait. Only publishes are passed: anything else keeps its place.
+    fn pass<E: CoreEngine>(&mut self, engine: &mut E, id: ConnId, now: Now) {
+        let mut at = 0;
+        while engine.read_rule(id) == ReadRule::Ahead
+            && let Some(frame) = self.queue.get(at)
+        {
+            if engine.passes(id, frame) {
+                if let Some(frame) = self.queue.remove(at) {
+                    engine.frame(id, frame, now);
+                }
+            } else if hot::command_type(frame.command()) == Ok(Type::Send) {
+                at += 1;
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Bytes of frames that wait.
+    fn queued(&self) -> usize {
+        self.queue.iter().map(Frame::len).sum()
     }
 
     fn refuse(&self, error: &vela_codec::FrameError) {
@@ -397,7 +425,14 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         let Some(conn) = self.conns.get(key) else {
             return false;
         };
-        conn.queue.is_empty() && conn.id.is_some_and(|id| self.engine.wants_frames(id))
+        let Some(id) = conn.id else {
+            return false;
+        };
+        match self.engine.read_rule(id) {
+            ReadRule::Read => conn.queue.is_empty() && self.engine.wants_frames(id),
+            ReadRule::Ahead => conn.queued() < READ_AHEAD,
+            ReadRule::Stop => false,
+        }
     }
 
     /// Hands a connection's frames to the engine.

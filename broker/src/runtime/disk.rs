@@ -202,7 +202,10 @@ impl<W: Wal> LaneIo<W> {
                 Err(WalError::Absent | WalError::Backpressure) => {
                     self.checkpoint = Some((seq, data));
                 }
-                Err(error) => self.no_checkpoint(&error),
+                Err(error) => {
+                    self.no_checkpoint(&error);
+                    engine.checkpoint_failed(self.shard, now);
+                }
             }
         }
     }
@@ -239,7 +242,10 @@ impl<W: Wal> LaneIo<W> {
                     Ok(()) => {
                         engine.checkpoint_done(self.shard, token, &self.wal.segments(), now);
                     }
-                    Err(error) => self.no_checkpoint(&error),
+                    Err(error) => {
+                        self.no_checkpoint(&error);
+                        engine.checkpoint_failed(self.shard, now);
+                    }
                 }
             }
             WalEvent::Failed { error } => self.fail(engine, error, now),

@@ -1,6 +1,7 @@
 //! What the runtime asks of an engine, so that it can be proven by itself: the broker's engine is one
 //! implementation, the tests' engines are others.
 
+pub(super) use crate::engine::ReadRule;
 pub(super) use crate::engine::{ConnId, CoreId, Now};
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -90,6 +91,18 @@ pub(super) trait CoreEngine: 'static {
     fn max_frame(&self) -> usize;
     /// Whether the next frame of this connection may be handed over.
     fn wants_frames(&mut self, conn: ConnId) -> bool;
+    /// While no frames are wanted: whether this one may go on all the same, past publishes that wait in front of it.
+    fn passes(&mut self, _conn: ConnId, _frame: &Frame) -> bool {
+        false
+    }
+    /// Whether the socket is to be read.
+    fn read_rule(&mut self, conn: ConnId) -> ReadRule {
+        if self.wants_frames(conn) {
+            ReadRule::Read
+        } else {
+            ReadRule::Stop
+        }
+    }
     /// One frame of a connection whose frames are wanted.
     fn frame(&mut self, conn: ConnId, frame: Frame, now: Now);
     /// The connection is gone.

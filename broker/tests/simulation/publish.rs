@@ -435,3 +435,23 @@ fn a_producer_that_is_closed_at_once_is_answered_in_order() {
     client.listen(&mut world);
     assert_eq!(client.kinds(), [Type::ProducerSuccess, Type::Success]);
 }
+
+/// A disk that breaks under a PRODUCER and its SENDs: the SENDs are refused first, so that they are not taken for those of the id's next user.
+#[test]
+fn a_broken_disk_refuses_the_sends_of_a_producer_before_the_producer() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let (_, shard) = world.home(&topic);
+    let mut client = Client::connect(&mut world, 0);
+    world.break_disk(shard);
+    client.say(&mut world, &say::producer(&topic, 1, 50, None));
+    client.send(&mut world, 1, 0, "a");
+    client.send(&mut world, 1, 1, "b");
+    world.run_until_idle();
+    client.listen(&mut world);
+    assert_eq!(
+        client.kinds(),
+        [Type::SendError, Type::SendError, Type::Error]
+    );
+    assert!(world.is_open(client.peer));
+}

@@ -431,7 +431,9 @@ impl Run {
                 .actors
                 .iter()
                 .flat_map(|actor| actor.consumers.values());
-            if !consumers.any(|c| c.sub == index && c.opening.is_none() && c.given > c.taken) {
+            if sub.holders_unknown
+                || !consumers.any(|c| c.sub == index && c.opening.is_none() && c.given > c.taken)
+            {
                 continue;
             }
             for (number, sent) in (0..).zip(&self.shared.published.sent) {
@@ -482,6 +484,7 @@ impl Run {
                 sub.seeks_open = 0;
             }
             sub.loose = false;
+            sub.holders_unknown = false;
             assert!(sub.held.is_empty());
         }
         assert_eq!(

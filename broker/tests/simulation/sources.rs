@@ -32,25 +32,38 @@ const FORBIDDEN: [&str; 24] = [
 
 /// Code without line comments, up to the tests at the bottom of the file.
 fn code(text: &str) -> String {
-    let text = text
-        .split("#[cfg(test)]\nmod tests {")
-        .next()
-        .unwrap_or_default();
-    let text = text
-        .split("#[cfg(test)]\n#[allow")
-        .next()
-        .unwrap_or_default();
+    let ends = [
+        "#[cfg(test)]\nmod ",
+        "#[cfg(test)]\n#[allow",
+        "#[cfg(all(test",
+    ];
+    let end = ends.iter().filter_map(|end| text.find(end)).min();
+    let text = text.get(..end.unwrap_or(text.len())).unwrap_or(text);
     text.lines()
         .map(|line| line.split("//").next().unwrap_or_default())
         .collect::<Vec<_>>()
         .join("\n")
 }
 
-fn offences(text: &str) -> Vec<&'static str> {
+/// What one file may name all the same, and why.
+const ALLOWED: [(&str, &str); 2] = [
+    // The list of listeners: locked to register one, and on a change of the limiter's state; never while one is called, never on the
+    // way of a message.
+    ("limiter/src/notify.rs", "Mutex"),
+    // The same lock, or loom's.
+    ("limiter/src/sync.rs", "Mutex"),
+];
+
+fn offences(path: &Path, text: &str) -> Vec<&'static str> {
     let code = code(text);
     FORBIDDEN
         .into_iter()
         .filter(|word| code.contains(word))
+        .filter(|word| {
+            !ALLOWED
+                .iter()
+                .any(|(file, allowed)| path.ends_with(file) && word == allowed)
+        })
         .collect()
 }
 
@@ -87,7 +100,7 @@ fn engine_codec_limiter_and_log_are_pure() {
         for path in found {
             let text = std::fs::read_to_string(&path).unwrap();
             bad.extend(
-                offences(&text)
+                offences(&path, &text)
                     .into_iter()
                     .map(|word| format!("{}: {word}", path.display())),
             );
@@ -103,13 +116,28 @@ fn engine_codec_limiter_and_log_are_pure() {
 #[test]
 fn the_scan_finds_what_it_looks_for() {
     assert_eq!(
-        offences("let t = std::time::Instant::now();"),
+        offences(Path::new("any.rs"), "let t = std::time::Instant::now();"),
         ["Instant::now", "time::Instant"]
     );
     assert_eq!(
-        offences("fn f() { let m = Mutex::new(1); } // fine"),
+        offences(
+            Path::new("any.rs"),
+            "fn f() { let m = Mutex::new(1); } // fine"
+        ),
         ["Mutex"]
     );
-    assert!(offences("// a Mutex would be wrong here\nuse std::net::SocketAddr;").is_empty());
-    assert!(offences("fn f() {}\n#[cfg(test)]\nmod tests {\n use std::fs;\n}").is_empty());
+    assert!(
+        offences(
+            Path::new("any.rs"),
+            "// a Mutex would be wrong here\nuse std::net::SocketAddr;"
+        )
+        .is_empty()
+    );
+    assert!(
+        offences(
+            Path::new("any.rs"),
+            "fn f() {}\n#[cfg(test)]\nmod tests {\n use std::fs;\n}"
+        )
+        .is_empty()
+    );
 }

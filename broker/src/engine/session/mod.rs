@@ -7,6 +7,7 @@
 mod commands;
 mod lookup;
 mod publish;
+pub(super) mod throttling;
 mod unsupported;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,16 +16,13 @@ use std::net::SocketAddr;
 use vela_codec::{Frame, encode, hot};
 use vela_proto::{BaseCommand, ServerError, base_command::Type};
 
+use self::throttling::Holds;
 use super::context::{ConnId, Context};
 use super::message::{ClientRef, CoreId, Delivery, Message, SessionRef};
 use super::output::OutBuf;
 use super::reply;
 use super::time::Now;
 
-/// Output at which a session reads no further, bytes. Far above what one batch of answers needs, so that only a peer that does not read meets it.
-const OUTBOUND_HIGH: usize = 8 << 20;
-/// Output at which it goes on.
-const OUTBOUND_LOW: usize = 1 << 20;
 /// Output below which delivered bytes count as written, and their consumers may be sent more.
 const WRITTEN_BELOW: usize = 128 << 10;
 
@@ -37,25 +35,6 @@ enum Stage {
     Connected,
     /// Closing; nothing that arrives counts any more.
     Closing,
-}
-
-/// What keeps a session from taking frames; it takes them when all are clear.
-#[derive(Default, Debug)]
-struct Holds {
-    /// As many SENDs are unanswered as the settings allow.
-    pending_requests: bool,
-    /// Log lanes that are full, each counted once per lane that said so.
-    lanes: u32,
-    /// The peer does not read.
-    outbound_full: bool,
-    /// A frame that must wait for a close of the same id.
-    frame: Option<Box<Frame>>,
-}
-
-impl Holds {
-    fn clear(&self) -> bool {
-        !self.pending_requests && self.lanes == 0 && !self.outbound_full && self.frame.is_none()
-    }
 }
 
 /// How far a producer or consumer of a session is.
@@ -176,11 +155,6 @@ impl Session {
         cx.counters.protocol_errors += 1;
         self.close(cx);
     }
-
-    /// Does the session take frames?
-    fn wants_frames(&self) -> bool {
-        self.stage != Stage::Closing && self.holds.clear() && self.listing.is_none()
-    }
 }
 
 /// A slot of the session table.
@@ -198,6 +172,8 @@ pub(super) struct Sessions {
     /// Next keep-alive or probe deadline per session. An entry that no longer fits is skipped when it comes up.
     timers: BTreeSet<(u64, u32, u32)>,
     /// Metadata requests under way: whose they are.
+    /// The bytes of unanswered SENDs hold every connection of the core.
+    bytes_held: bool,
     creations: BTreeMap<u64, (SessionRef, u64, String, u32)>,
     next_token: u64,
     connected: usize,
@@ -281,11 +257,6 @@ impl Sessions {
         }
     }
 
-    pub(super) fn wants_frames(&mut self, conn: ConnId) -> bool {
-        self.get(conn.slot, conn.generation)
-            .is_some_and(|session| session.wants_frames())
-    }
-
     pub(super) fn output(&mut self, conn: ConnId) -> Option<&mut OutBuf> {
         self.get(conn.slot, conn.generation)
             .map(|session| &mut session.out)
@@ -301,10 +272,10 @@ impl Sessions {
             cx.post(core, Message::Probed { probe, alive: true });
         }
         Self::handle(session, cx, frame, now);
-        if session.out.len() > OUTBOUND_HIGH {
-            session.holds.outbound_full = true;
-        }
-        session.reading = session.wants_frames();
+        session.watch_output();
+        session.reading = session.wants_frames(cx.settings.publish_pacing)
+            && session.read_rule() == throttling::ReadRule::Read;
+        self.reconsider_bytes(cx, now);
     }
 
     fn handle(session: &mut Session, cx: &mut Context, frame: Frame, now: Now) {
@@ -388,52 +359,25 @@ impl Sessions {
                 cx.post(core, Message::Written { client, bytes });
             }
         }
-        if session.holds.outbound_full && session.out.len() <= OUTBOUND_LOW {
-            session.holds.outbound_full = false;
-        }
+        session.watch_output();
         Self::settle(session, cx, now);
-    }
-
-    /// Lets a held frame go on and tells the runtime when frames are wanted again.
-    fn settle(session: &mut Session, cx: &mut Context, now: Now) {
-        if session.holds.frame.is_some()
-            && session.stage != Stage::Closing
-            && !session.holds.pending_requests
-            && session.holds.lanes == 0
-            && !session.holds.outbound_full
-            && session.listing.is_none()
-            && let Some(frame) = session.holds.frame.take()
-        {
-            Self::handle(session, cx, *frame, now);
-        }
-        if session.out.len() > OUTBOUND_HIGH {
-            session.holds.outbound_full = true;
-        }
-        let wants = session.wants_frames();
-        if wants && !session.reading {
-            cx.effects.resumed.push(session.conn());
-        }
-        session.reading = wants;
     }
 
     /// A message from a topic.
     pub(super) fn message(&mut self, cx: &mut Context, message: Message, now: Now) {
         match message {
-            Message::Receipt {
-                client,
-                sequence_id,
-                highest_sequence_id,
-                position,
-            } => {
-                let Some(session) = self.find(client.session) else {
+            Message::Receipt { send, position } => {
+                cx.pending_bytes = cx.pending_bytes.saturating_sub(u64::from(send.bytes));
+                self.reconsider_bytes(cx, now);
+                let Some(session) = self.find(send.client.session) else {
                     return;
                 };
-                let highest = highest_sequence_id.unwrap_or(u64::MAX);
+                let highest = send.highest_sequence_id.unwrap_or(u64::MAX);
                 session.out.encode(|buf| {
                     encode::send_receipt(
                         buf,
-                        client.id,
-                        sequence_id,
+                        send.client.id,
+                        send.sequence_id,
                         highest,
                         position.ledger as u64,
                         position.entry as u64,
@@ -450,17 +394,18 @@ impl Sessions {
                 session.deliver(cx, client, delivery);
             }
             Message::SendRefused {
-                client,
-                sequence_id,
+                send,
                 error,
                 message,
             } => {
-                let Some(session) = self.find(client.session) else {
+                cx.pending_bytes = cx.pending_bytes.saturating_sub(u64::from(send.bytes));
+                self.reconsider_bytes(cx, now);
+                let Some(session) = self.find(send.client.session) else {
                     return;
                 };
-                session
-                    .out
-                    .encode(|buf| encode::send_error(buf, client.id, sequence_id, error, message));
+                session.out.encode(|buf| {
+                    encode::send_error(buf, send.client.id, send.error_sequence(), error, message);
+                });
                 if session.answered(cx) {
                     Self::settle(session, cx, now);
                 }
@@ -490,25 +435,10 @@ impl Sessions {
                 };
                 session.send(cx, &command);
                 // Questions may be much shorter than their answers: no more of them until these are read.
-                if session.out.len() > OUTBOUND_HIGH {
-                    session.holds.outbound_full = true;
-                    session.reading = false;
-                }
+                session.watch_answers();
             }
-            Message::Hold { session } => {
-                let Some(session) = self.find(session) else {
-                    return;
-                };
-                session.holds.lanes += 1;
-                session.reading = false;
-            }
-            Message::Release { session } => {
-                let Some(session) = self.find(session) else {
-                    return;
-                };
-                session.holds.lanes = session.holds.lanes.saturating_sub(1);
-                Self::settle(session, cx, now);
-            }
+            Message::Hold { session, reason } => self.throttle(cx, session, reason, true, now),
+            Message::Release { session, reason } => self.throttle(cx, session, reason, false, now),
             Message::Probe {
                 session,
                 probe,
@@ -569,7 +499,7 @@ impl Sessions {
         if session.stage != Stage::Connected
             || session.version < 1
             || timeout == 0
-            || !session.wants_frames()
+            || session.read_rule() == throttling::ReadRule::Stop
         {
             return cx.post(from, Message::Probed { probe, alive: true });
         }
@@ -608,7 +538,9 @@ impl Sessions {
                 continue;
             }
             session.closed_by_broker.retain(|_, until| *until > now.ms);
-            if session.stage == Stage::Start || (session.pinged && session.wants_frames()) {
+            if session.stage == Stage::Start
+                || (session.pinged && session.read_rule() != throttling::ReadRule::Stop)
+            {
                 session.close(cx);
                 continue;
             }
@@ -636,20 +568,6 @@ impl Sessions {
 }
 
 impl Session {
-    /// One SEND has its answer. True if the session may go on because of it.
-    fn answered(&mut self, cx: &mut Context) -> bool {
-        let mut freed = false;
-        self.pending_publishes = self.pending_publishes.saturating_sub(1);
-        if self.holds.pending_requests
-            && self.pending_publishes <= cx.settings.max_pending_publish_requests_per_connection / 2
-        {
-            self.holds.pending_requests = false;
-            freed = true;
-        }
-        self.touch(cx);
-        freed
-    }
-
     fn deliver(&mut self, cx: &mut Context, client: ClientRef, delivery: Delivery) {
         let known = self
             .consumers

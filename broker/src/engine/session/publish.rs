@@ -5,7 +5,7 @@ use vela_proto::{ServerError, command_ack::AckType};
 
 use super::{ClientState, Session};
 use crate::engine::context::Context;
-use crate::engine::message::{AckedId, Message};
+use crate::engine::message::{AckedId, Message, SendId};
 use crate::engine::time::Now;
 use crate::store::log::Position;
 
@@ -51,19 +51,19 @@ impl Session {
             None
         };
         let (client_ref, core) = (self.client_ref(client, send.producer_id), client.core);
-        self.pending_publishes += 1;
-        let limit = cx.settings.max_pending_publish_requests_per_connection;
-        if limit > 0 && self.pending_publishes >= limit {
-            self.holds.pending_requests = true;
-        }
+        let bytes = frame.rest().len() as u32;
+        self.publish_begun(cx, bytes);
         cx.post(
             core,
             Message::Publish {
-                client: client_ref,
-                sequence_id: send.sequence_id,
-                highest_sequence_id: send
-                    .highest_sequence_id
-                    .filter(|highest| *highest >= send.sequence_id),
+                send: SendId {
+                    client: client_ref,
+                    sequence_id: send.sequence_id,
+                    highest_sequence_id: send
+                        .highest_sequence_id
+                        .filter(|highest| *highest >= send.sequence_id),
+                    bytes,
+                },
                 num_messages: send.num_messages.max(1) as u32,
                 refused,
                 frame,

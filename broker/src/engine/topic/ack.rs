@@ -7,8 +7,10 @@ use super::subscription::{Held, Subscription, mark_delete};
 use super::{Seat, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{AckedId, ClientRef, Message};
+use crate::engine::session::throttling::hold;
 use crate::engine::time::Now;
 use crate::store::log::{self, Position, Record};
+use vela_limiter::Reason;
 
 type Refusal = Option<(ServerError, &'static str)>;
 
@@ -67,7 +69,7 @@ impl Topics {
             && seat.hold(client.session)
         {
             let session = client.session;
-            cx.post(session.core, Message::Hold { session });
+            cx.post(session.core, hold(session, Reason::PendingBytes));
         }
         if let Some(request_id) = request_id {
             self.after_log(

@@ -3,12 +3,14 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use bytes::Bytes;
+use vela_limiter::Reason;
 use vela_proto::ServerError;
 
 use super::Topics;
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, CoreId, Message, SessionRef};
+use crate::engine::message::{ClientRef, CoreId, Message, SendId, SessionRef};
 use crate::engine::reply;
+use crate::engine::session::throttling::{hold, release};
 use crate::engine::time::Now;
 use crate::store::chunk::Chunk;
 use crate::store::log::{AckedId, CursorId, Lane, Position, Record, TopicId, checkpoint};
@@ -26,11 +28,9 @@ const BROKEN: &str = "the log cannot be written; the broker's own log names the 
 pub(super) enum Pending {
     /// A SEND gets its receipt.
     Receipt {
-        client: ClientRef,
+        send: SendId,
         topic: u32,
         producer: u32,
-        sequence_id: u64,
-        highest_sequence_id: Option<u64>,
         position: Position,
     },
     /// A SEND that was refused gets its error in its turn.
@@ -61,6 +61,8 @@ pub(super) struct LaneSeat {
     /// One is being written.
     checkpointing: bool,
     last_checkpoint_len: u64,
+    /// Log bytes that have to come on top before the next try, after one failed.
+    checkpoint_penalty: u64,
     /// Topics that wait for a chunk to be read back.
     pub(super) readers: BTreeSet<u32>,
 }
@@ -79,6 +81,7 @@ impl LaneSeat {
             checkpoint: None,
             checkpointing: false,
             last_checkpoint_len: 0,
+            checkpoint_penalty: 0,
             readers: BTreeSet::new(),
         }
     }
@@ -157,7 +160,7 @@ impl LaneSeat {
         self.failure.is_some()
     }
 
-    fn everything_durable(&self) -> bool {
+    pub(super) fn everything_durable(&self) -> bool {
         self.pending.is_empty() && self.last_seq <= self.lane.durable_seq()
     }
 }
@@ -189,7 +192,7 @@ impl Topics {
                     && seat.is_full()
                     && seat.hold(session)
                 {
-                    cx.post(session.core, Message::Hold { session });
+                    cx.post(session.core, hold(session, Reason::PendingBytes));
                 }
             }
             None => cx.post(core, message),
@@ -288,7 +291,7 @@ impl Topics {
             && seat.pending.len() <= MAX_PENDING / 2
         {
             for session in std::mem::take(&mut seat.held) {
-                cx.post(session.core, Message::Release { session });
+                cx.post(session.core, release(session, Reason::PendingBytes));
             }
         }
     }
@@ -296,23 +299,11 @@ impl Topics {
     fn settle(&mut self, cx: &mut Context, pending: Pending) {
         match pending {
             Pending::Receipt {
-                client,
+                send,
                 topic,
                 producer,
-                sequence_id,
-                highest_sequence_id,
                 position,
-            } => {
-                self.confirm(
-                    cx,
-                    client,
-                    topic,
-                    producer,
-                    sequence_id,
-                    highest_sequence_id,
-                    position,
-                );
-            }
+            } => self.confirm(cx, send, topic, producer, position),
             Pending::Refused {
                 topic,
                 producer,
@@ -337,28 +328,26 @@ impl Topics {
         if !lasting {
             return;
         }
-        for (_, pending) in std::mem::take(&mut seat.pending) {
+        // SENDs before openings: a client that hears that its PRODUCER was refused may use the id again at once.
+        let (sends, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut seat.pending)
+            .into_iter()
+            .partition(|(_, pending)| matches!(pending, Pending::Receipt { .. }));
+        for (_, pending) in sends.into_iter().chain(rest) {
             match pending {
                 Pending::Receipt {
-                    client,
+                    send,
                     topic,
                     producer,
-                    sequence_id,
-                    highest_sequence_id,
                     ..
                 } => {
-                    let sequence_id = sequence_id.max(highest_sequence_id.unwrap_or(0));
                     let error = ServerError::PersistenceError;
-                    cx.post(
-                        client.session.core,
-                        Message::SendRefused {
-                            client,
-                            sequence_id,
-                            error,
-                            message: BROKEN,
-                        },
-                    );
-                    self.producer_answered(cx, client, topic, producer);
+                    let refused = Message::SendRefused {
+                        send,
+                        error,
+                        message: BROKEN,
+                    };
+                    cx.post(send.client.session.core, refused);
+                    self.producer_answered(cx, send.client, topic, producer);
                 }
                 Pending::Post { core, message } => self.answer_lost(cx, core, *message),
                 refused @ Pending::Refused { .. } => self.settle(cx, refused),
@@ -368,7 +357,7 @@ impl Topics {
             return;
         };
         for session in std::mem::take(&mut seat.held) {
-            cx.post(session.core, Message::Release { session });
+            cx.post(session.core, release(session, Reason::PendingBytes));
         }
     }
 
@@ -412,7 +401,7 @@ impl Topics {
                 .max(2 * seat.last_checkpoint_len);
             if seat.checkpoint.is_none()
                 && !seat.checkpointing
-                && seat.lane.bytes_since_checkpoint() >= due
+                && seat.lane.bytes_since_checkpoint() >= due + seat.checkpoint_penalty
             {
                 self.make_checkpoint(index);
             }
@@ -477,6 +466,7 @@ impl Topics {
             return;
         };
         seat.checkpointing = false;
+        seat.checkpoint_penalty = 0;
         seat.lane.checkpoint_done(seq);
         let topics = &self.topics;
         let lives = |segment: &&Segment| {
@@ -497,6 +487,18 @@ impl Topics {
             cx.effects.drop_segments.push((shard, dead));
         }
     }
+
+    /// A checkpoint could not be written: the log goes on without it, and the next is made a little later.
+    pub(crate) fn checkpoint_failed(&mut self, cx: &Context, shard: u32) {
+        let index = self.lane_at(cx, shard);
+        if let Some(seat) = self.lanes.get_mut(index) {
+            seat.checkpointing = false;
+            seat.checkpoint_penalty += (cx.settings.checkpoint_interval_bytes / 4).max(1);
+        }
+    }
+
+    /// Looks again at whoever waits because of a setting that changed.
+    pub(crate) fn reconfigure(&mut self, _cx: &mut Context, _now: Now) {}
 
     /// True when everything appended is durable and answered.
     pub(crate) fn is_quiet(&self) -> bool {

@@ -23,7 +23,7 @@ use self::producer::Producer;
 use self::subscription::{ORPHAN_MS, Subscription};
 use super::context::Context;
 use super::message::{
-    ClientKey, ClientRef, Message, OpenConsumer, OpenProducer, SeekTarget, SessionRef,
+    ClientKey, ClientRef, Message, OpenConsumer, OpenProducer, SeekTarget, SendId, SessionRef,
 };
 use super::name::TopicName;
 use super::reply;
@@ -293,24 +293,11 @@ impl Topics {
         };
         match message {
             Message::Publish {
-                client,
-                sequence_id,
-                highest_sequence_id,
+                send,
                 num_messages,
                 refused,
                 frame,
-            } => {
-                self.publish(
-                    cx,
-                    client,
-                    sequence_id,
-                    highest_sequence_id,
-                    num_messages,
-                    refused,
-                    frame,
-                    now,
-                );
-            }
+            } => self.publish(cx, send, num_messages, refused, &frame, now),
             Message::Flow { client, permits } => self.flow(cx, client, permits),
             Message::Ack {
                 client,
@@ -396,7 +383,10 @@ impl Topics {
     /// Queues a message of a client whose opening is being decided. Closing it takes the opening back.
     fn behind_waiting(&mut self, cx: &mut Context, message: Message, now: Now) -> Option<Message> {
         let client = match &message {
-            Message::Publish { client, .. }
+            Message::Publish {
+                send: SendId { client, .. },
+                ..
+            }
             | Message::Flow { client, .. }
             | Message::Ack { client, .. }
             | Message::CloseProducer { client, .. }
@@ -445,16 +435,10 @@ impl Topics {
     /// Answers what waited behind an opening that was taken back.
     fn answer_unopened(&mut self, cx: &mut Context, message: Message, now: Now) {
         match message {
-            Message::Publish {
-                client,
-                sequence_id,
-                highest_sequence_id,
-                ..
-            } => cx.post(
-                client.session.core,
+            Message::Publish { send, .. } => cx.post(
+                send.client.session.core,
                 Message::SendRefused {
-                    client,
-                    sequence_id: sequence_id.max(highest_sequence_id.unwrap_or(0)),
+                    send,
                     error: ServerError::ServiceNotReady,
                     message: "the producer was closed before it was open",
                 },

@@ -1,0 +1,244 @@
+//! What keeps a session waiting, and what lets it go on.
+//!
+//! Each reason is counted on the session ([`Throttle`]), so a late release of an old hold never clears a newer one. Memory is not
+//! among them: the runtime, which owns sockets and receive buffers, stops *reading* for it, and what has been read goes on.
+
+use vela_codec::{Frame, hot};
+use vela_limiter::{Latch, Reason, Throttle};
+use vela_proto::base_command::Type;
+
+use super::{Session, Sessions, Stage};
+use crate::engine::context::{ConnId, Context};
+use crate::engine::message::{Message, SessionRef};
+use crate::engine::settings::PublishPacing;
+use crate::engine::time::Now;
+
+/// Output at which a session reads no further, bytes. Far above what one batch of answers needs, so that only a peer that does not
+/// read meets it.
+const OUTBOUND_HIGH: usize = 8 << 20;
+/// Output at which it goes on.
+const OUTBOUND_LOW: usize = 1 << 20;
+
+/// What holds a session.
+#[derive(Default, Debug)]
+pub(super) struct Holds {
+    throttle: Throttle,
+    pending_requests: Latch,
+    pending_bytes: Latch,
+    outbound_full: Latch,
+    /// A frame that must wait for a close of the same id.
+    pub(super) frame: Option<Box<Frame>>,
+}
+
+/// Whether a connection's socket is to be read.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum ReadRule {
+    /// Yes.
+    Read,
+    /// A publish rate holds the connection: so far ahead as is needed to find PING, FLOW, ACK and CLOSE between the publishes.
+    Ahead,
+    /// No.
+    Stop,
+}
+
+impl Session {
+    /// Does the session take the next frame?
+    pub(super) fn wants_frames(&self, pacing: PublishPacing) -> bool {
+        self.stage != Stage::Closing
+            && self.holds.frame.is_none()
+            && self.listing.is_none()
+            && (pacing == PublishPacing::Read || self.holds.throttle.may_deliver())
+    }
+
+    /// Does the session take this frame although it wants none? While nothing but a rate holds it, what asks for no publish goes on.
+    pub(super) fn passes(&self, frame: &Frame) -> bool {
+        self.stage == Stage::Connected
+            && self.holds.frame.is_none()
+            && self.listing.is_none()
+            && self.holds.throttle.only_rate()
+            && matches!(
+                hot::command_type(frame.command()),
+                Ok(Type::Ping | Type::Pong | Type::Flow | Type::Ack | Type::CloseConsumer)
+            )
+    }
+
+    /// May its socket be read?
+    pub(super) fn read_rule(&self) -> ReadRule {
+        if self.stage == Stage::Closing || self.holds.frame.is_some() || self.listing.is_some() {
+            ReadRule::Stop
+        } else if self.holds.throttle.may_read() {
+            ReadRule::Read
+        } else if self.holds.throttle.only_rate() {
+            ReadRule::Ahead
+        } else {
+            ReadRule::Stop
+        }
+    }
+
+    pub(super) fn throttle(&self) -> &Throttle {
+        &self.holds.throttle
+    }
+
+    /// One more SEND is unanswered.
+    pub(super) fn publish_begun(&mut self, cx: &mut Context, bytes: u32) {
+        self.pending_publishes += 1;
+        cx.pending_bytes += u64::from(bytes);
+        let limit = cx.settings.max_pending_publish_requests_per_connection;
+        if limit > 0 && self.pending_publishes >= limit {
+            let holds = &mut self.holds;
+            let _ = holds
+                .pending_requests
+                .set(&mut holds.throttle, Reason::PendingRequests, true);
+        }
+    }
+
+    /// One SEND has its answer. True if the session may go on because of it.
+    pub(super) fn answered(&mut self, cx: &mut Context) -> bool {
+        self.pending_publishes = self.pending_publishes.saturating_sub(1);
+        self.touch(cx);
+        let limit = cx.settings.max_pending_publish_requests_per_connection;
+        if self.holds.pending_requests.is_on() && self.pending_publishes <= limit / 2 {
+            let holds = &mut self.holds;
+            let free =
+                holds
+                    .pending_requests
+                    .set(&mut holds.throttle, Reason::PendingRequests, false);
+            return free.reason_free;
+        }
+        false
+    }
+
+    /// Looks at how much output waits. Stops the session's own requests at the high mark, whatever the peer's settings: bounded always
+    /// (PIP-434 makes this optional).
+    pub(super) fn watch_output(&mut self) {
+        let holds = &mut self.holds;
+        if self.out.len() > OUTBOUND_HIGH {
+            let _ = holds
+                .outbound_full
+                .set(&mut holds.throttle, Reason::OutboundFull, true);
+        } else if self.out.len() <= OUTBOUND_LOW {
+            let _ = holds
+                .outbound_full
+                .set(&mut holds.throttle, Reason::OutboundFull, false);
+        }
+    }
+
+    /// The same where an answer was written outside of its frame: above the high mark the session takes nothing more.
+    pub(super) fn watch_answers(&mut self) {
+        if self.out.len() > OUTBOUND_HIGH {
+            self.watch_output();
+            self.reading = false;
+        }
+    }
+
+    /// Follows the core's pending publish bytes.
+    pub(super) fn follow_pending_bytes(&mut self, held: bool) {
+        let holds = &mut self.holds;
+        let _ = holds
+            .pending_bytes
+            .set(&mut holds.throttle, Reason::PendingBytes, held);
+    }
+}
+
+impl Sessions {
+    pub(in crate::engine) fn wants_frames(&mut self, cx: &Context, conn: ConnId) -> bool {
+        self.get(conn.slot, conn.generation)
+            .is_some_and(|session| session.wants_frames(cx.settings.publish_pacing))
+    }
+
+    pub(in crate::engine) fn passes(&mut self, conn: ConnId, frame: &Frame) -> bool {
+        self.get(conn.slot, conn.generation)
+            .is_some_and(|session| session.passes(frame))
+    }
+
+    pub(in crate::engine) fn read_rule(&mut self, conn: ConnId) -> ReadRule {
+        self.get(conn.slot, conn.generation)
+            .map_or(ReadRule::Stop, |session| session.read_rule())
+    }
+
+    /// A topic or a lane holds a session, or takes one hold back.
+    pub(super) fn throttle(
+        &mut self,
+        cx: &mut Context,
+        target: SessionRef,
+        reason: Reason,
+        hold: bool,
+        now: Now,
+    ) {
+        let Some(session) = self.find(target) else {
+            return;
+        };
+        if hold {
+            session.holds.throttle.hold(reason);
+            session.reading = false;
+        } else {
+            let _ = session.holds.throttle.release(reason);
+            Self::settle(session, cx, now);
+        }
+    }
+
+    /// Looks at the bytes of unanswered SENDs: above the core's share every connection of the core waits; at half of it, or when the
+    /// limit is gone or higher now, they go on.
+    pub(in crate::engine) fn reconsider_bytes(&mut self, cx: &mut Context, now: Now) {
+        let limit = cx.pending_bytes_limit;
+        if self.bytes_held && (limit == 0 || cx.pending_bytes <= limit / 2) {
+            self.hold_bytes(false);
+            for slot in &mut self.slots {
+                if let Some(session) = slot.session.as_deref_mut() {
+                    Self::settle(session, cx, now);
+                }
+            }
+        } else if !self.bytes_held && limit > 0 && cx.pending_bytes > limit {
+            self.hold_bytes(true);
+        }
+    }
+
+    fn hold_bytes(&mut self, held: bool) {
+        self.bytes_held = held;
+        for slot in &mut self.slots {
+            if let Some(session) = slot.session.as_deref_mut() {
+                session.follow_pending_bytes(held);
+            }
+        }
+    }
+
+    /// Lets a held frame go on and tells the runtime when frames or bytes are wanted again.
+    pub(super) fn settle(session: &mut Session, cx: &mut Context, now: Now) {
+        if session.stage != Stage::Closing
+            && session.holds.throttle.may_deliver()
+            && session.listing.is_none()
+            && let Some(frame) = session.holds.frame.take()
+        {
+            Self::handle(session, cx, *frame, now);
+        }
+        session.watch_answers();
+        let wants = session.wants_frames(cx.settings.publish_pacing)
+            && session.read_rule() == ReadRule::Read;
+        if wants && !session.reading {
+            cx.effects.resumed.push(session.conn());
+        }
+        session.reading = wants;
+    }
+
+    /// Connections held, by reason.
+    pub(in crate::engine) fn held(&self) -> [u64; Reason::ALL.len()] {
+        let mut held = [0; Reason::ALL.len()];
+        let sessions = self.slots.iter().filter_map(|slot| slot.session.as_deref());
+        for reason in sessions.flat_map(|session| session.throttle().reasons()) {
+            if let Some(count) = held.get_mut(reason as usize) {
+                *count += 1;
+            }
+        }
+        held
+    }
+}
+
+/// A hold or its release, as a message.
+pub(in crate::engine) fn hold(session: SessionRef, reason: Reason) -> Message {
+    Message::Hold { session, reason }
+}
+
+/// The release of one hold.
+pub(in crate::engine) fn release(session: SessionRef, reason: Reason) -> Message {
+    Message::Release { session, reason }
+}
