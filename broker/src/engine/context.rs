@@ -70,6 +70,8 @@ pub struct Counters {
     pub acks: u64,
     /// SENDs refused.
     pub publish_errors: u64,
+    /// Times a topic's rate held a connection.
+    pub topic_rate_holds: u64,
     /// Connections closed because of what they sent.
     pub protocol_errors: u64,
 }
@@ -96,6 +98,8 @@ pub struct Context {
     pub effects: Effects,
     /// Counters.
     pub counters: Counters,
+    /// Policies changed: rates are to be taken over at the end of the turn.
+    pub(super) policies_changed: bool,
     pub(super) local: VecDeque<Message>,
 }
 

@@ -1,6 +1,6 @@
 //! This core's copy of the metadata that requests look at: which namespaces there are, which topics are partitioned.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
@@ -11,10 +11,33 @@ pub const NAMESPACE: &str = "namespace/";
 /// Keys of partitioned topics: `partitioned/DOMAIN/TENANT/NAMESPACE/TOPIC`, the value is the number of partitions in decimal.
 pub const PARTITIONED: &str = "partitioned/";
 
+/// Keys of resource groups: `resource-group/NAME`, a JSON document.
+pub const RESOURCE_GROUP: &str = "resource-group/";
+
+/// A publish rate per second; 0 = no limit in that dimension.
+#[derive(Copy, Clone, Eq, PartialEq, Debug, Default)]
+pub struct Rate {
+    /// Messages per second.
+    pub messages: u64,
+    /// Bytes per second.
+    pub bytes: u64,
+}
+
+/// What the engine reads of a namespace's policies.
+#[derive(Clone, Debug, Default)]
+pub struct NamespacePolicy {
+    /// Publish rate of each topic; `None` = the broker's default.
+    pub publish_rate: Option<Rate>,
+    /// The resource group that the namespace belongs to.
+    pub resource_group: Option<String>,
+}
+
 /// A replica of the metadata store's small tables, kept up to date by change notifications.
 #[derive(Default, Clone, Debug)]
 pub struct Metadata {
-    namespaces: BTreeSet<String>,
+    namespaces: BTreeMap<String, NamespacePolicy>,
+    /// Publish rates by resource group.
+    groups: BTreeMap<String, Rate>,
     /// By key behind [`PARTITIONED`].
     partitioned: BTreeMap<String, u32>,
 }
@@ -24,8 +47,18 @@ impl Metadata {
     pub fn apply(&mut self, key: &str, value: Option<&Bytes>) {
         if let Some(namespace) = key.strip_prefix(NAMESPACE) {
             match value {
-                Some(_) => self.namespaces.insert(namespace.to_owned()),
+                Some(value) => self
+                    .namespaces
+                    .insert(namespace.to_owned(), NamespacePolicy::read(value)),
                 None => self.namespaces.remove(namespace),
+            };
+        } else if let Some(group) = key.strip_prefix(RESOURCE_GROUP) {
+            match value {
+                Some(value) => self.groups.insert(
+                    group.to_owned(),
+                    read_rate(&document(value), "publishRateInMsgs", "publishRateInBytes"),
+                ),
+                None => self.groups.remove(group),
             };
         } else if let Some(topic) = key.strip_prefix(PARTITIONED) {
             match value
@@ -40,7 +73,17 @@ impl Metadata {
 
     /// Does `tenant/namespace` exist?
     pub fn has_namespace(&self, namespace: &str) -> bool {
-        self.namespaces.contains(namespace)
+        self.namespaces.contains_key(namespace)
+    }
+
+    /// The policies of `tenant/namespace`.
+    pub fn namespace(&self, namespace: &str) -> Option<&NamespacePolicy> {
+        self.namespaces.get(namespace)
+    }
+
+    /// The publish rate of a resource group.
+    pub fn resource_group(&self, name: &str) -> Option<Rate> {
+        self.groups.get(name).copied()
     }
 
     /// The number of partitions of a partitioned topic, by its base name.
@@ -54,6 +97,49 @@ impl Metadata {
             format!("{PARTITIONED}{}", strip_scheme(name.base())),
             Bytes::from(count.to_string()),
         )
+    }
+}
+
+impl NamespacePolicy {
+    /// Reads what is understood; a document that is none has no policies.
+    fn read(value: &Bytes) -> NamespacePolicy {
+        let policies = document(value);
+        // By cluster; a broker is one cluster, so the first entry is its own.
+        let rates = policies
+            .get("publishMaxMessageRate")
+            .and_then(|rates| rates.as_object());
+        let rate = rates.and_then(|rates| rates.values().next());
+        NamespacePolicy {
+            publish_rate: rate.map(|rate| {
+                read_rate(
+                    rate,
+                    "publishThrottlingRateInMsg",
+                    "publishThrottlingRateInByte",
+                )
+            }),
+            resource_group: policies
+                .get("resource_group_name")
+                .and_then(|name| name.as_str())
+                .map(str::to_owned),
+        }
+    }
+}
+
+fn document(value: &Bytes) -> serde_json::Value {
+    serde_json::from_slice(value).unwrap_or_default()
+}
+
+/// A rate in a document: absent and negative numbers are no limit.
+fn read_rate(document: &serde_json::Value, messages: &str, bytes: &str) -> Rate {
+    let number = |name| {
+        document
+            .get(name)
+            .and_then(serde_json::Value::as_u64)
+            .unwrap_or(0)
+    };
+    Rate {
+        messages: number(messages),
+        bytes: number(bytes),
     }
 }
 

@@ -30,12 +30,13 @@ pub use self::session::throttling::ReadRule;
 pub use self::settings::{AutoTopicType, PublishPacing, ServiceAddress, Settings};
 pub use self::time::Now;
 use self::topic::Topics;
+pub use self::topic::rates::SharedRates;
 use crate::store::chunk::Chunk;
 use crate::store::log::{Lane, LaneState};
 use crate::store::wal::{Segment, WalError};
 
 /// How one core's engine is set up.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct EngineConfig {
     /// This core.
     pub core: CoreId,
@@ -49,6 +50,8 @@ pub struct EngineConfig {
     pub service: ServiceAddress,
     /// Un-acknowledged log bytes of a lane at which publishing sessions wait.
     pub log_budget: usize,
+    /// Rates shared with the other cores.
+    pub rates: Arc<dyn SharedRates>,
 }
 
 /// What an engine holds at the moment, for metrics.
@@ -87,7 +90,7 @@ impl Engine {
     ) -> Engine {
         let mail = (0..config.cores).map(|_| Vec::new()).collect();
         let mut engine = Engine {
-            topics: Topics::new(lanes, config.log_budget),
+            topics: Topics::new(lanes, config.log_budget, config.rates),
             sessions: Sessions::default(),
             cx: Context {
                 core: config.core,
@@ -103,6 +106,7 @@ impl Engine {
                     ..Effects::default()
                 },
                 counters: Counters::default(),
+                policies_changed: true,
                 local: VecDeque::new(),
             },
         };
@@ -211,6 +215,7 @@ impl Engine {
     /// Somebody changed the metadata store.
     pub fn metadata_changed(&mut self, key: &str, value: Option<&Bytes>) {
         self.cx.metadata.apply(key, value);
+        self.cx.policies_changed = true;
     }
 
     /// Carries out what is due.
@@ -239,6 +244,10 @@ impl Engine {
             }
         }
         self.run_messages(now);
+        if std::mem::take(&mut self.cx.policies_changed) {
+            self.topics.reconfigure(&mut self.cx, now);
+            self.run_messages(now);
+        }
         self.topics.end_of_turn(&mut self.cx);
         more || !self.cx.local.is_empty()
     }

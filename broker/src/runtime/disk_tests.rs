@@ -21,6 +21,7 @@ fn engine() -> Engine {
         settings: Arc::new(engine::Settings::default()),
         service: ServiceAddress::default(),
         log_budget: 1 << 20,
+        rates: Arc::new(crate::runtime::RateTable::default()),
     };
     Engine::new(config, Vec::new(), Metadata::default())
 }

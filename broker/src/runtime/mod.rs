@@ -14,11 +14,13 @@ mod listen;
 mod port;
 mod post;
 mod preflight;
+mod rates;
 mod raw;
 mod start;
 mod watchdog;
 
 pub use error::StartError;
+pub use rates::RateTable;
 pub use start::run;
 
 #[cfg(test)]

@@ -9,9 +9,12 @@ use super::listen::{self, Door};
 use super::port::CoreId;
 use super::post::Post;
 use super::preflight;
+use super::rates::RateTable;
 use crate::admin::{self, CoreSample, Sample};
 use crate::config::{CorePorts, Settings, Sync, TopicType};
-use crate::engine::{self, AutoTopicType, Engine, EngineConfig, Message, Metadata, ServiceAddress};
+use crate::engine::{
+    self, AutoTopicType, Engine, EngineConfig, Message, Metadata, ServiceAddress, SharedRates,
+};
 use crate::store::file::{FileOptions, FileWal, SyncMode};
 use crate::store::lock::DataDir;
 use crate::store::log::{Lane, LaneConfig, LaneState, recover::recover_lane};
@@ -331,6 +334,7 @@ fn parts(
     }
     let shards = data.shards();
     let log_budget = mebibytes(settings.log_buffer_mb);
+    let rates = Arc::new(RateTable::default());
     (0..cores)
         .zip(hosted)
         .zip(SharedMeta::share(meta, &wakes))
@@ -342,6 +346,7 @@ fn parts(
                 settings: Arc::clone(&shared),
                 service: service.clone(),
                 log_budget,
+                rates: Arc::clone(&rates) as Arc<dyn SharedRates>,
             };
             let metadata = metadata.clone();
             move || {

@@ -297,6 +297,7 @@ impl World {
             metadata.apply(key, Some(value));
         }
         let accounting: Arc<dyn Accounting> = self.retained.clone();
+        let rates = Arc::new(vela_broker::runtime::RateTable::default());
         self.mail = (0..cores * cores).map(|_| VecDeque::new()).collect();
         self.cores = (0..cores)
             .zip(lanes)
@@ -308,6 +309,7 @@ impl World {
                     settings: Arc::new(self.config.settings.clone()),
                     service: self.config.service.clone(),
                     log_budget: self.config.lane.budget_bytes,
+                    rates: rates.clone(),
                 };
                 Core {
                     engine: Engine::new(config, lanes, metadata.clone()),

@@ -497,9 +497,6 @@ impl Topics {
         }
     }
 
-    /// Looks again at whoever waits because of a setting that changed.
-    pub(crate) fn reconfigure(&mut self, _cx: &mut Context, _now: Now) {}
-
     /// True when everything appended is durable and answered.
     pub(crate) fn is_quiet(&self) -> bool {
         self.lanes.iter().all(|seat| {

@@ -6,6 +6,7 @@ mod lanes;
 mod meter;
 mod operation;
 mod producer;
+pub(super) mod rates;
 mod stats;
 mod subscription;
 
@@ -20,6 +21,7 @@ pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
 use self::operation::Operation;
 use self::producer::Producer;
+use self::rates::{Rates, SharedRates, TopicRate};
 use self::subscription::{ORPHAN_MS, Subscription};
 use super::context::Context;
 use super::message::{
@@ -56,6 +58,12 @@ pub(super) struct Topic {
     operations: Vec<Operation>,
     names_made: u64,
     pub(super) messages_in: u64,
+    /// Its publish rate, if it has one or had one.
+    rate: Option<Box<TopicRate>>,
+    /// Its resource group among the core's.
+    group: Option<u32>,
+    /// Times its rate held a connection.
+    rate_limited: u64,
     dirty: bool,
 }
 
@@ -73,6 +81,9 @@ impl Topic {
             operations: Vec::new(),
             names_made: 0,
             messages_in: 0,
+            rate: None,
+            group: None,
+            rate_limited: 0,
             dirty: false,
             state,
         };
@@ -188,6 +199,7 @@ pub(super) struct Topics {
     clients: FxHashMap<ClientKey, Seat>,
     probes: BTreeMap<u64, (ClientRef, ProbeFor)>,
     next_probe: u64,
+    rates: Rates,
     /// Topics to look at before the turn ends.
     dirty: Vec<u32>,
     /// Non-durable subscriptions that wait for their consumer: deadline, topic, subscription.
@@ -196,7 +208,11 @@ pub(super) struct Topics {
 
 impl Topics {
     /// Takes over what recovery found. Lanes are in the order of their shards.
-    pub(super) fn new(lanes: Vec<(u32, Lane, LaneState)>, budget: usize) -> Self {
+    pub(super) fn new(
+        lanes: Vec<(u32, Lane, LaneState)>,
+        budget: usize,
+        rates: Arc<dyn SharedRates>,
+    ) -> Self {
         let mut topics = Topics {
             lanes: Vec::new(),
             topics: Slab::new(),
@@ -204,6 +220,7 @@ impl Topics {
             clients: FxHashMap::default(),
             probes: BTreeMap::new(),
             next_probe: 0,
+            rates: Rates::new(rates),
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
         };
@@ -279,11 +296,13 @@ impl Topics {
             name: name.as_str(),
             created_ms: now.wall_ms,
         });
-        Some(self.insert(
+        let slot = self.insert(
             name.clone(),
             TopicState::new(id, name.as_str(), now.wall_ms),
             lane,
-        ))
+        );
+        self.configure_rate(cx, slot, now);
+        Some(slot)
     }
 
     /// A message from a session, or from another topic's core.
@@ -592,11 +611,16 @@ impl Topics {
     }
 
     pub(super) fn next_wakeup(&self) -> Option<u64> {
-        self.orphans.first().map(|(at, _, _)| *at)
+        let orphans = self.orphans.first().map(|(at, _, _)| *at);
+        match (orphans, self.rates.next_wakeup()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
     }
 
-    /// Ends non-durable subscriptions whose consumer did not come back.
+    /// Carries out what is due: connections that waited for a rate go on, non-durable subscriptions whose consumer did not come back end.
     pub(super) fn tick(&mut self, cx: &mut Context, now: Now) {
+        self.tick_rates(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;

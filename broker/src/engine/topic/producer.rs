@@ -214,12 +214,14 @@ impl Topics {
                 position,
             },
         );
+        let bytes = data.len();
         if seat.is_full() && seat.hold(client.session) {
             cx.post(
                 client.session.core,
                 hold(client.session, Reason::PendingBytes),
             );
         }
+        self.charge(cx, slot, client.session, num_messages, bytes, now);
     }
 
     /// The error takes its turn among the receipts, unless nothing becomes durable for now.
