@@ -119,6 +119,8 @@ pub struct OpenConsumer {
     pub epoch: Option<u64>,
     /// `host:port` of the client, for statistics.
     pub address: String,
+    /// Consumers that its connection has already.
+    pub siblings: u32,
     /// Protocol version of the client.
     pub version: i32,
 }

@@ -48,6 +48,7 @@ impl Session {
     pub(super) fn wants_frames(&self, pacing: PublishPacing) -> bool {
         self.stage != Stage::Closing
             && self.holds.frame.is_none()
+            && self.listing.is_none()
             && (pacing == PublishPacing::Read || self.holds.throttle.may_deliver())
     }
 
@@ -56,6 +57,7 @@ impl Session {
     fn passing(&self, frames: &VecDeque<Frame>) -> Option<usize> {
         if self.stage != Stage::Connected
             || self.holds.frame.is_some()
+            || self.listing.is_some()
             || !self.holds.throttle.only_rate()
         {
             return None;
@@ -73,7 +75,7 @@ impl Session {
 
     /// May its socket be read?
     pub(super) fn read_rule(&self) -> ReadRule {
-        if self.stage == Stage::Closing || self.holds.frame.is_some() {
+        if self.stage == Stage::Closing || self.holds.frame.is_some() || self.listing.is_some() {
             ReadRule::Stop
         } else if self.holds.throttle.may_read() {
             ReadRule::Read
@@ -134,6 +136,14 @@ impl Session {
             let _ = holds
                 .outbound_full
                 .set(&mut holds.throttle, Reason::OutboundFull, false);
+        }
+    }
+
+    /// The same where an answer was written outside of its frame: above the high mark the session takes nothing more.
+    pub(super) fn watch_answers(&mut self) {
+        if self.out.len() > OUTBOUND_HIGH {
+            self.watch_output();
+            self.reading = false;
         }
     }
 
@@ -215,10 +225,12 @@ impl Sessions {
     pub(super) fn settle(session: &mut Session, cx: &mut Context, now: Now) {
         if session.stage != Stage::Closing
             && session.holds.throttle.may_deliver()
+            && session.listing.is_none()
             && let Some(frame) = session.holds.frame.take()
         {
             Self::handle(session, cx, *frame, now);
         }
+        session.watch_answers();
         let wants = session.wants_frames(cx.settings.publish_pacing)
             && session.read_rule() == ReadRule::Read;
         if wants && !session.reading {
