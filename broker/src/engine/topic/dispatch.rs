@@ -196,7 +196,7 @@ impl Topics {
         else {
             return;
         };
-        let was_full = entry.unwritten >= super::subscription::WINDOW;
+        let was_full = entry.unwritten >= entry.window;
         entry.unwritten = entry.unwritten.saturating_sub(bytes as usize);
         if was_full && entry.available() {
             topic.mark_dirty(&mut self.dirty);
@@ -386,6 +386,7 @@ impl Run<'_> {
         let client = consumer.client;
         if batch && consumer.version < BATCH_VERSION {
             consumer.blocked = true;
+            sub.blocked_consumers += 1;
             return cx.post(
                 client.session.core,
                 Message::Disconnect {
@@ -406,11 +407,12 @@ impl Run<'_> {
                     batch: count,
                 },
             );
-            consumer.unacked += permits;
+            consumer.unacked += u64::from(permits);
             sub.unacked += u64::from(permits);
-            let limit = cx.settings.max_unacked_messages_per_consumer;
+            let limit = u64::from(cx.settings.max_unacked_messages_per_consumer);
             if limit > 0 && consumer.unacked >= limit {
                 consumer.blocked = true;
+                sub.blocked_consumers += 1;
             }
             let limit = u64::from(cx.settings.max_unacked_messages_per_subscription);
             if limit > 0 && sub.unacked >= limit {
