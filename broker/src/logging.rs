@@ -33,9 +33,7 @@ pub fn set_level(level: LogLevel) {
 pub fn start(settings: &Settings) {
     let (level, handle) = reload::Layer::new(filter(settings.log_level));
     let registry = tracing_subscriber::registry().with(level);
-    let lines = fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_target(false);
+    let lines = fmt::layer().with_writer(std::io::stderr).with_target(false);
     let started = match settings.log_format {
         LogFormat::Text => registry
             .with(lines.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())))

@@ -6,6 +6,21 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+/// The answer of a request that could not be done.
+pub(super) struct Refusal(Box<Response>);
+
+impl From<Response> for Refusal {
+    fn from(response: Response) -> Self {
+        Self(Box::new(response))
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        *self.0
+    }
+}
+
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// `{"reason":"..."}` with an error status.
@@ -41,7 +56,7 @@ pub(super) fn text(text: String) -> Response {
 ///
 /// # Errors
 /// The answer to give: 415 if it is declared as something else, 400 if it is no JSON.
-pub(super) fn body(headers: &HeaderMap, bytes: &[u8]) -> Result<Value, Box<Response>> {
+pub(super) fn body(headers: &HeaderMap, bytes: &[u8]) -> Result<Value, Refusal> {
     let declared = headers
         .get(header::CONTENT_TYPE)
         .map(|kind| kind.to_str().unwrap_or_default());
@@ -51,12 +66,12 @@ pub(super) fn body(headers: &HeaderMap, bytes: &[u8]) -> Result<Value, Box<Respo
             .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
     });
     if !is_json && !(declared.is_none() && bytes.is_empty()) {
-        return Err(Box::new(StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response()));
+        return Err(StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response().into());
     }
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(Value::Null);
     }
-    serde_json::from_slice(bytes).map_err(|error| Box::new(malformed(&error.to_string())))
+    serde_json::from_slice(bytes).map_err(|error| malformed(&error.to_string()).into())
 }
 
 /// 400 with what is wrong with a body.

@@ -57,10 +57,7 @@ fn is_dynamic(name: &str) -> bool {
 }
 
 /// Any text is taken, as in Pulsar: one that the setting cannot have is kept and shown, and changes nothing.
-async fn set(
-    State(shared): State<Shared>,
-    Path((name, value)): Path<(String, String)>,
-) -> Answer {
+async fn set(State(shared): State<Shared>, Path((name, value)): Path<(String, String)>) -> Answer {
     if !is_dynamic(&name) {
         return Ok(answer::reason(
             StatusCode::PRECONDITION_FAILED,

@@ -146,30 +146,14 @@ const OF_BROKER: &[Whole] = &[
     },
     Whole {
         name: "pulsar_broker_throttled_connections",
-        help: "Connections held because their publishes wait: unanswered requests or bytes of the broker, or retained memory. \
-               A connection held for two of these counts twice",
-        value: |sample| {
-            sum(
-                sample,
-                &[Reason::Memory, Reason::PendingRequests, Reason::PendingBytes],
-            )
-        },
+        help: "Connections held now for at least one throttle reason",
+        value: |sample| sample.cores.iter().map(|core| core.throttled).sum(),
     },
 ];
 
 const HELD: &str = "vela_throttled_connections";
 const HOLDERS: &str = "vela_buffer_memory_bytes";
 const TRANSITIONS: &str = "vela_throttle_transitions_total";
-
-fn sum(sample: &Sample, reasons: &[Reason]) -> u64 {
-    let held = |core: &CoreSample| -> u64 {
-        reasons
-            .iter()
-            .filter_map(|reason| core.held.get(*reason as usize))
-            .sum()
-    };
-    sample.cores.iter().map(held).sum()
-}
 
 fn transitions(memory: &MemorySample) -> [(&'static str, u64); 4] {
     [

@@ -60,6 +60,8 @@ pub struct CoreSample {
     pub protocol_errors: u64,
     /// Connections held now, by throttle reason.
     pub held: [u64; Reason::ALL.len()],
+    /// Connections held now for at least one reason.
+    pub throttled: u64,
     /// Times the publish rate of a topic held a connection since the start.
     pub rate_limited: u64,
 }
@@ -115,7 +117,7 @@ pub trait Broker: Send + Sync + 'static {
 }
 
 /// An answer, or one that says why there is none.
-type Answer = Result<Response, Box<Response>>;
+type Answer = Result<Response, answer::Refusal>;
 
 #[derive(Clone)]
 struct Shared {

@@ -1,13 +1,14 @@
 //! Publish rates of namespaces, and resource groups that namespaces share.
 
-use super::{Answer, Shared, answer};
+use super::answer::{self, Refusal};
+use super::{Answer, Shared};
 use crate::engine::metadata::{NAMESPACE, RESOURCE_GROUP};
 use crate::store::meta::Versioned;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use serde_json::{Map, Value};
 
@@ -62,19 +63,19 @@ fn policies(stored: &Versioned) -> Policies {
     }
 }
 
-fn missing(reason: &str) -> Box<Response> {
-    Box::new(answer::reason(StatusCode::NOT_FOUND, reason))
+fn missing(reason: &str) -> Refusal {
+    answer::reason(StatusCode::NOT_FOUND, reason).into()
 }
 
-fn failed(reason: &str) -> Box<Response> {
-    Box::new(answer::reason(StatusCode::PRECONDITION_FAILED, reason))
+fn failed(reason: &str) -> Refusal {
+    answer::reason(StatusCode::PRECONDITION_FAILED, reason).into()
 }
 
 const NO_NAMESPACE: &str = "Namespace does not exist";
 const NO_GROUP: &str = "ResourceGroup does not exist";
 
 impl Shared {
-    async fn policies(&self, tenant: &str, name: &str) -> Result<Policies, Box<Response>> {
+    async fn policies(&self, tenant: &str, name: &str) -> Result<Policies, Refusal> {
         let found = self.get(format!("{NAMESPACE}{tenant}/{name}")).await?;
         Ok(policies(&found.ok_or_else(|| missing(NO_NAMESPACE))?))
     }
@@ -89,7 +90,10 @@ impl Shared {
     ) -> Answer {
         let key = format!("{NAMESPACE}{tenant}/{name}");
         for _ in 0..TRIES {
-            let found = self.get(key.clone()).await?.ok_or_else(|| missing(absent))?;
+            let found = self
+                .get(key.clone())
+                .await?
+                .ok_or_else(|| missing(absent))?;
             let mut policies = policies(&found);
             change(&mut policies);
             let text = Value::Object(policies).to_string();
@@ -105,7 +109,7 @@ impl Shared {
 }
 
 /// A number as Pulsar's parser takes it: whole, cut to whole, or such a number as text. `None`: it is null.
-fn number(value: &Value, (name, long): Number) -> Result<Option<i64>, Box<Response>> {
+fn number(value: &Value, (name, long): Number) -> Result<Option<i64>, Refusal> {
     let number = match value {
         Value::Null => return Ok(None),
         Value::Number(number) => match (number.as_i64(), number.as_f64()) {
@@ -122,14 +126,18 @@ fn number(value: &Value, (name, long): Number) -> Result<Option<i64>, Box<Respon
         .filter(|number| long || i32::try_from(*number).is_ok())
         .map(Some)
         .ok_or_else(|| {
-            let kind = if long { "a 64-bit integer" } else { "a 32-bit integer" };
-            Box::new(answer::malformed(&format!("{name} must be {kind}, not {value}")))
+            let kind = if long {
+                "a 64-bit integer"
+            } else {
+                "a 32-bit integer"
+            };
+            answer::malformed(&format!("{name} must be {kind}, not {value}")).into()
         })
 }
 
-fn object<'a>(body: &'a Value, what: &str) -> Result<&'a Policies, Box<Response>> {
+fn object<'a>(body: &'a Value, what: &str) -> Result<&'a Policies, Refusal> {
     body.as_object()
-        .ok_or_else(|| Box::new(answer::malformed(&format!("{what} must be a JSON object"))))
+        .ok_or_else(|| answer::malformed(&format!("{what} must be a JSON object")).into())
 }
 
 type Namespace = Path<(String, String)>;

@@ -1,10 +1,9 @@
 //! The metadata store as requests use it.
 
-use super::answer;
+use super::answer::{self, Refusal};
 use super::{Broker, Shared};
 use crate::store::meta::{MetaError, MetaReply, MetaRequest, Versioned};
 use axum::http::StatusCode;
-use axum::response::Response;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +21,9 @@ pub(super) enum StoreError {
     Late,
 }
 
-impl From<StoreError> for Box<Response> {
+impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
-        Box::new(match error {
+        let response = match error {
             StoreError::Meta(error @ (MetaError::Backpressure | MetaError::Closed)) => {
                 answer::reason(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
             }
@@ -33,7 +32,8 @@ impl From<StoreError> for Box<Response> {
                 "the change was not stored and taken over by every core within {} s; see GET /admin/v2/brokers/health",
                 LIMIT.as_secs()
             )),
-        })
+        };
+        response.into()
     }
 }
 

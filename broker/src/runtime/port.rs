@@ -80,6 +80,8 @@ pub(super) struct Figures {
     pub(super) protocol_errors: u64,
     /// Connections held now, by throttle reason.
     pub(super) held: [u64; Reason::ALL.len()],
+    /// Connections held now for at least one reason.
+    pub(super) throttled: u64,
     /// Times a topic's publish rate held a connection, since the start.
     pub(super) rate_limited: u64,
 }

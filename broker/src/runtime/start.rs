@@ -17,12 +17,12 @@ use crate::config::{self, CorePorts, Settings, Sync, TopicType};
 use crate::engine::{
     self, AutoTopicType, Engine, EngineConfig, Message, Metadata, ServiceAddress, SharedRates,
 };
+use crate::logging;
 use crate::store::file::{FileOptions, FileWal, SyncMode};
 use crate::store::lock::DataDir;
 use crate::store::log::{Lane, LaneConfig, LaneState, recover::recover_lane};
 use crate::store::meta::{Meta, MetaError, MetaService, RedbMeta};
 use crate::store::wal::Wal;
-use crate::logging;
 use bytes::Bytes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};

@@ -47,6 +47,7 @@ impl Broker for Web {
                         publish_errors: figures.publish_errors,
                         protocol_errors: figures.protocol_errors,
                         held: figures.held,
+                        throttled: figures.throttled,
                         rate_limited: figures.rate_limited,
                     }
                 })
