@@ -86,10 +86,6 @@ impl Dynamic {
         let settings = {
             let mut now = self.now();
             let mut settings = Settings::clone(&now.settings);
-            // Without an override the start's value counts.
-            if let Some(definition) = definition(name) {
-                let _ = definition.set(&mut settings, &definition.get(&self.start));
-            }
             match value.map(String::from_utf8_lossy) {
                 Some(text) => {
                     set(&mut settings, name, &text);
@@ -97,15 +93,17 @@ impl Dynamic {
                 }
                 None => {
                     now.overrides.remove(name);
+                    // Without an override the start's value counts.
+                    if let Some(definition) = definition(name) {
+                        let _ = definition.set(&mut settings, &definition.get(&self.start));
+                    }
                 }
             }
             if let Some(definition) = definition(name) {
-                tracing::info!(
-                    setting = name,
-                    value = definition.get(&settings),
-                    before = definition.get(&now.settings),
-                    "setting changed"
-                );
+                let (value, before) = (definition.get(&settings), definition.get(&now.settings));
+                if value != before {
+                    tracing::info!(setting = name, value, before, "setting changed");
+                }
             }
             now.engine = Arc::new(engine_settings(&settings));
             now.settings = Arc::new(settings);
@@ -117,7 +115,7 @@ impl Dynamic {
     }
 }
 
-/// Sets a dynamic setting from text. One that the setting cannot have changes nothing, as in Pulsar.
+/// Sets a dynamic setting from text. A text that it cannot be changes nothing, as in Pulsar; so a slip does not lift a limit.
 fn set(settings: &mut Settings, name: &str, text: &str) {
     match definition(name) {
         Some(definition) if definition.dynamic => {
@@ -193,7 +191,7 @@ mod tests {
         rate(100);
         // It cannot be that: shown, and without effect.
         dynamic.changed(RATE, Some(b"many"));
-        rate(7);
+        rate(100);
         let overrides = dynamic.configuration().overrides;
         assert_eq!(
             overrides
