@@ -13,16 +13,25 @@ use crate::shared::SharedRate;
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
 /// Tokens appear at most this often (nanoseconds), so that waiters are released in groups and not one timer each.
+/// Where a single token takes longer than this it appears on time: a bucket for one token would overflow meanwhile.
 pub const STEP: u64 = 16_000_000;
 
 /// Parts of a nanosecond in which buckets calculate.
 const TICKS_PER_NANO: u64 = 16;
 const TICKS_PER_SECOND: i64 = (SECOND * TICKS_PER_NANO) as i64;
-const TICKS_PER_STEP: i64 = (STEP * TICKS_PER_NANO) as i64;
+
+/// How often tokens appear (nanoseconds).
+fn step(rate: u64) -> u64 {
+    if rate.saturating_mul(STEP) >= SECOND {
+        STEP
+    } else {
+        1
+    }
+}
 
 /// A moment on the virtual clock in ticks, rounded down to a step. 2^59 ns are 18 years; later is never.
-pub(crate) fn ticks(now: u64) -> i64 {
-    let nanos = now - now % STEP;
+pub(crate) fn ticks(rate: u64, now: u64) -> i64 {
+    let nanos = now - now % step(rate);
     i64::try_from(nanos.saturating_mul(TICKS_PER_NANO)).unwrap_or(i64::MAX)
 }
 
@@ -59,13 +68,12 @@ pub(crate) fn release_mark(rate: u64) -> i64 {
 /// Nanoseconds from `now` (nanoseconds) until waiters may be released; 0: they may be now.
 pub(crate) fn wait(rate: u64, zero: i64, now: u64) -> u64 {
     let at = zero.saturating_add(release_mark(rate));
-    if at <= ticks(now) {
+    if at <= ticks(rate, now) {
         return 0;
     }
-    // Tokens appear at steps: the first step that is not before `at`.
-    let steps = i128::from(at).div_euclid(i128::from(TICKS_PER_STEP))
-        + i128::from(at % TICKS_PER_STEP != 0);
-    let moment = u64::try_from(steps.saturating_mul(i128::from(STEP))).unwrap_or(u64::MAX);
+    // The first step that is not before `at`, which is after the start of the clock.
+    let (at, step) = (at.unsigned_abs(), step(rate));
+    let moment = at.div_ceil(step * TICKS_PER_NANO).saturating_mul(step);
     moment.saturating_sub(now)
 }
 
@@ -86,7 +94,7 @@ impl TokenBucket {
     pub fn new(rate: NonZeroU64, now: u64) -> Self {
         Self {
             rate,
-            zero: full(ticks(now)),
+            zero: full(ticks(rate.get(), now)),
             rest: 0,
         }
     }
@@ -99,7 +107,7 @@ impl TokenBucket {
 
     /// Takes `tokens`, whatever is there. True: the balance is zero or less, so whoever consumed has to wait.
     pub fn consume(&mut self, now: u64, tokens: u64) -> bool {
-        let now = ticks(now);
+        let now = ticks(self.rate(), now);
         if self.zero < full(now) {
             (self.zero, self.rest) = (full(now), 0);
         }
@@ -112,7 +120,7 @@ impl TokenBucket {
     /// Whole tokens at `now`; negative: debt.
     #[must_use]
     pub fn balance(&self, now: u64) -> i64 {
-        balance(self.rate(), self.zero, ticks(now))
+        balance(self.rate(), self.zero, ticks(self.rate(), now))
     }
 
     /// Nanoseconds until the balance is max(1, 1 % of the capacity); 0: it is.
@@ -127,7 +135,7 @@ impl TokenBucket {
         if rate > self.rate {
             self.zero = self
                 .zero
-                .min(ticks(now).saturating_sub(release_mark(rate.get())));
+                .min(ticks(rate.get(), now).saturating_sub(release_mark(rate.get())));
         }
         if rate != self.rate {
             self.rest = 0;

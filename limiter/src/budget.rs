@@ -23,8 +23,9 @@ struct Account {
 ///
 /// * Requests are served in their order. A small one does not overtake a large one, so none starves.
 /// * An owner that has a reservation and needs more goes before those that have none: it ends sooner.
-/// * What is larger than the whole limit is served alone: the sum passes the limit by no more than one request.
-/// * When everyone who holds memory waits for more, the first of them gets it: nobody else could ever release any.
+/// * What is larger than the whole limit is served alone.
+/// * When everyone who holds memory waits for more, one of them gets it, and the same one until it releases: nobody
+///   else could ever release any. So the sum passes the limit by no more than one owner's reservation.
 ///
 /// At most one entry for each owner.
 #[derive(Debug)]
@@ -36,6 +37,8 @@ pub struct Budget<O> {
     growing: VecDeque<O>,
     /// Owners without one.
     fresh: VecDeque<O>,
+    /// Who was last let past the limit, until it releases.
+    favourite: Option<O>,
 }
 
 impl<O: Copy + Ord> Budget<O> {
@@ -48,6 +51,7 @@ impl<O: Copy + Ord> Budget<O> {
             accounts: BTreeMap::new(),
             growing: VecDeque::new(),
             fresh: VecDeque::new(),
+            favourite: None,
         }
     }
 
@@ -90,6 +94,9 @@ impl<O: Copy + Ord> Budget<O> {
             return 0;
         };
         self.used = self.used.saturating_sub(account.granted);
+        if self.favourite == Some(owner) {
+            self.favourite = None;
+        }
         if account.wanted > 0 {
             self.growing.retain(|waiting| *waiting != owner);
             self.fresh.retain(|waiting| *waiting != owner);
@@ -136,34 +143,44 @@ impl<O: Copy + Ord> Budget<O> {
         self.growing.len() + self.fresh.len()
     }
 
-    /// Who waits at the head of the queues and may be served now.
+    /// Who is to be served next, if that is possible now.
     fn next_in_turn(&self) -> Option<O> {
-        let (owner, stuck) = match (self.growing.front(), self.fresh.front()) {
-            (Some(owner), _) => {
-                let holders = self.accounts.len() - self.fresh.len();
-                (*owner, holders == self.growing.len())
-            }
-            (None, Some(owner)) => (*owner, self.used == 0),
-            (None, None) => return None,
-        };
-        let wanted = self.accounts.get(&owner)?.wanted;
-        let fits = self.used.saturating_add(wanted) <= self.limit;
-        (fits || stuck).then_some(owner)
+        let first = self.growing.front().or(self.fresh.front()).copied()?;
+        if self.fits(first) {
+            return Some(first);
+        }
+        let holders = self.accounts.len().saturating_sub(self.fresh.len());
+        // Nobody is left who could end without getting more. (No holder: `first` is larger than the limit.)
+        let stuck = holders == self.growing.len();
+        stuck.then(|| self.favourite.unwrap_or(first))
     }
 
-    /// Grants the request of `owner`, who stands at the head of its queue.
+    fn fits(&self, owner: O) -> bool {
+        let wanted = self
+            .accounts
+            .get(&owner)
+            .map_or(0, |account| account.wanted);
+        self.used.saturating_add(wanted) <= self.limit
+    }
+
+    /// Grants what `owner`, who is next in turn, waits for.
     fn grant(&mut self, owner: O) {
-        let queue = if self.growing.front() == Some(&owner) {
+        if !self.fits(owner) {
+            self.favourite = Some(owner);
+        }
+        let Some(account) = self.accounts.get_mut(&owner) else {
+            return;
+        };
+        let queue = if account.granted > 0 {
             &mut self.growing
         } else {
             &mut self.fresh
         };
-        queue.pop_front();
-        if let Some(account) = self.accounts.get_mut(&owner) {
-            self.used = self.used.saturating_add(account.wanted);
-            account.granted = account.granted.saturating_add(account.wanted);
-            account.wanted = 0;
-        }
+        // At the front, but for a favourite.
+        queue.retain(|waiting| *waiting != owner);
+        self.used = self.used.saturating_add(account.wanted);
+        account.granted = account.granted.saturating_add(account.wanted);
+        account.wanted = 0;
     }
 }
 

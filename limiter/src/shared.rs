@@ -22,7 +22,7 @@ impl SharedBucket {
     pub fn new(rate: u64, now: u64) -> Self {
         Self {
             rate: AtomicU64::new(rate),
-            zero: AtomicI64::new(full(ticks(now))),
+            zero: AtomicI64::new(full(ticks(rate, now))),
         }
     }
 
@@ -38,7 +38,7 @@ impl SharedBucket {
         if rate == 0 {
             return false;
         }
-        let now = ticks(now);
+        let now = ticks(rate, now);
         let (ticks, rest) = cost(rate, tokens, 0);
         let cost = ticks.saturating_add(i64::from(rest > 0));
         let mut zero = self.zero.load(Ordering::Acquire);
@@ -58,7 +58,7 @@ impl SharedBucket {
     #[must_use]
     pub fn balance(&self, now: u64) -> Option<i64> {
         let rate = self.rate();
-        (rate > 0).then(|| balance(rate, self.zero.load(Ordering::Acquire), ticks(now)))
+        (rate > 0).then(|| balance(rate, self.zero.load(Ordering::Acquire), ticks(rate, now)))
     }
 
     /// Nanoseconds until the balance is max(1, 1 % of the capacity); 0: it is, or there is no limit.
@@ -77,9 +77,10 @@ impl SharedBucket {
         // Only ever earlier, so this can race with charges and with other changes without losing a charge that
         // comes after it.
         if rate > 0 && before == 0 {
-            self.zero.fetch_min(full(ticks(now)), Ordering::AcqRel);
+            self.zero
+                .fetch_min(full(ticks(rate, now)), Ordering::AcqRel);
         } else if rate > before {
-            let free = ticks(now).saturating_sub(release_mark(rate));
+            let free = ticks(rate, now).saturating_sub(release_mark(rate));
             self.zero.fetch_min(free, Ordering::AcqRel);
         }
     }
