@@ -1,6 +1,6 @@
 //! Samples as Prometheus text.
 
-use super::{CoreSample, Sample};
+use super::{CoreSample, MemorySample, Sample};
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
@@ -92,15 +92,101 @@ const COUNTERS: &[PerCore] = &[
     },
 ];
 
+struct OfMemory {
+    name: &'static str,
+    help: &'static str,
+    value: fn(&MemorySample) -> u64,
+}
+
+const MEMORY_GAUGES: &[OfMemory] = &[
+    OfMemory {
+        name: "vela_retained_bytes",
+        help: "Receive memory that inbound frames keep alive, in bytes of root capacity",
+        value: |memory| memory.retained,
+    },
+    OfMemory {
+        name: "pulsar_broker_publish_in_progress_buffer_memory_usage",
+        help: "Receive memory that inbound frames keep alive, in bytes of root capacity",
+        value: |memory| memory.retained,
+    },
+    OfMemory {
+        name: "pulsar_broker_publish_in_progress_buffer_memory_throttled",
+        help: "1 while no connection is read because inbound frames retain too much memory",
+        value: |memory| memory.throttled.into(),
+    },
+    OfMemory {
+        name: "vela_memory_crowded",
+        help: "1 while connections over their fair share of inbound memory are not read",
+        value: |memory| memory.crowded.into(),
+    },
+    OfMemory {
+        name: "vela_memory_auto_active",
+        help: "1 while mode auto limits",
+        value: |memory| memory.active.into(),
+    },
+    OfMemory {
+        name: "vela_memory_limit_bytes",
+        help: "Limit of retained inbound memory; 0: none",
+        value: |memory| memory.limit,
+    },
+    OfMemory {
+        name: "vela_buffer_memory_budget_bytes",
+        help: "Memory for all buffers together; 0: not known",
+        value: |memory| memory.budget,
+    },
+    OfMemory {
+        name: "vela_memory_held_connections",
+        help: "Connections that are not read because of memory",
+        value: |memory| memory.held_connections,
+    },
+];
+
+const MEMORY_COUNTERS: &[OfMemory] = &[
+    OfMemory {
+        name: "vela_memory_throttles_total",
+        help: "Times reading was stopped because of inbound memory",
+        value: |memory| memory.throttles,
+    },
+    OfMemory {
+        name: "vela_memory_clears_total",
+        help: "Times reading was allowed again",
+        value: |memory| memory.clears,
+    },
+    OfMemory {
+        name: "vela_memory_auto_activations_total",
+        help: "Times mode auto began to limit",
+        value: |memory| memory.activations,
+    },
+    OfMemory {
+        name: "vela_memory_auto_stand_downs_total",
+        help: "Times mode auto stood down",
+        value: |memory| memory.stand_downs,
+    },
+    OfMemory {
+        name: "vela_frame_timeouts_total",
+        help: "Connections closed because a frame made no progress",
+        value: |memory| memory.frames_stood,
+    },
+    OfMemory {
+        name: "vela_frame_evictions_total",
+        help: "Connections closed because others waited for the memory of their slow frame",
+        value: |memory| memory.frames_evicted,
+    },
+];
+
+const BUFFERS: &str = "vela_buffer_memory_bytes";
+
 impl Metrics {
     pub(super) fn new() -> Self {
         let recorder = PrometheusBuilder::new().build_recorder();
         with_local_recorder(&recorder, || {
-            describe_gauge!(
-                "vela_retained_bytes",
-                Unit::Bytes,
-                "Receive memory that inbound frames keep alive"
-            );
+            describe_gauge!(BUFFERS, Unit::Bytes, "Buffer memory in use, by holder");
+            for gauge in MEMORY_GAUGES {
+                describe_gauge!(gauge.name, gauge.help);
+            }
+            for counter in MEMORY_COUNTERS {
+                describe_counter!(counter.name, counter.help);
+            }
             for gauge in GAUGES {
                 describe_gauge!(gauge.name, gauge.help);
             }
@@ -114,7 +200,15 @@ impl Metrics {
 
     pub(super) fn render(&self, sample: &Sample) -> String {
         with_local_recorder(&self.recorder, || {
-            gauge!("vela_retained_bytes").set(float(sample.retained_bytes));
+            for each in MEMORY_GAUGES {
+                gauge!(each.name).set(float((each.value)(&sample.memory)));
+            }
+            for each in MEMORY_COUNTERS {
+                counter!(each.name).absolute((each.value)(&sample.memory));
+            }
+            for (holder, bytes) in sample.memory.holders {
+                gauge!(BUFFERS, "holder" => holder).set(float(bytes));
+            }
             for (number, core) in sample.cores.iter().enumerate() {
                 for each in GAUGES {
                     gauge!(each.name, "core" => number.to_string()).set(float((each.value)(core)));

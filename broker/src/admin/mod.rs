@@ -47,13 +47,46 @@ pub struct CoreSample {
     pub protocol_errors: u64,
 }
 
+/// Buffer memory and its limiter, as metrics show them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MemorySample {
+    /// Bytes that inbound frames keep alive.
+    pub retained: u64,
+    /// No connection is read because of that.
+    pub throttled: bool,
+    /// Connections over their fair share are not read because of that.
+    pub crowded: bool,
+    /// `auto` limits at the moment.
+    pub active: bool,
+    /// The limit in bytes; 0: none.
+    pub limit: u64,
+    /// Bytes that all buffers may take; 0: not known.
+    pub budget: u64,
+    /// Bytes in use by holder.
+    pub holders: [(&'static str, u64); 4],
+    /// Times reading was stopped, since the start.
+    pub throttles: u64,
+    /// Times it was allowed again.
+    pub clears: u64,
+    /// Times `auto` began to limit.
+    pub activations: u64,
+    /// Times it stood down.
+    pub stand_downs: u64,
+    /// Connections that are not read because of memory.
+    pub held_connections: u64,
+    /// Connections closed because a frame made no progress.
+    pub frames_stood: u64,
+    /// Connections closed because others waited for the memory of their slow frame.
+    pub frames_evicted: u64,
+}
+
 /// What the broker looks like at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
     /// Whether it takes connections.
     pub ready: bool,
-    /// Bytes that inbound frames keep alive.
-    pub retained_bytes: u64,
+    /// Buffer memory and its limiter.
+    pub memory: MemorySample,
     /// All cores, by number.
     pub cores: Vec<CoreSample>,
 }
@@ -179,7 +212,13 @@ mod tests {
         let flag = Arc::clone(&is_ready);
         let source: Source = Arc::new(move || Sample {
             ready: flag.load(Ordering::SeqCst),
-            retained_bytes: 77,
+            memory: MemorySample {
+                retained: 77,
+                throttled: true,
+                holders: [("inbound", 77), ("log", 5), ("cache", 0), ("outbound", 0)],
+                throttles: 3,
+                ..MemorySample::default()
+            },
             cores: vec![
                 CoreSample {
                     turns: 5,
@@ -212,6 +251,10 @@ mod tests {
             let metrics = get(port, "/metrics");
             for line in [
                 "vela_retained_bytes 77",
+                "pulsar_broker_publish_in_progress_buffer_memory_usage 77",
+                "pulsar_broker_publish_in_progress_buffer_memory_throttled 1",
+                "vela_buffer_memory_bytes{holder=\"log\"} 5",
+                "vela_memory_throttles_total 3",
                 "vela_core_turns_total{core=\"0\"} 5",
                 "vela_core_stalls_total{core=\"1\"} 1",
                 "vela_connections{core=\"1\"} 2",

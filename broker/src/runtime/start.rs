@@ -1,21 +1,23 @@
 //! From settings to a running broker, and to its end.
 
+use super::capacity;
 use super::clock::Clock;
 use super::cluster::{Cluster, Common};
 use super::disk::{Disk, LaneIo, SharedMeta};
 use super::error::StartError;
 use super::guests::Limits;
 use super::listen::{self, Door};
+use super::memory::Intake;
 use super::port::CoreId;
 use super::post::Post;
 use super::preflight;
 use super::rates::RateTable;
 use crate::admin::{self, CoreSample, Sample};
-use crate::config::{CorePorts, Settings, Sync, TopicType};
+use crate::config::{BufferSize, CorePorts, Settings, Switch, Sync, TopicType};
 use crate::engine::{
     self, AutoTopicType, Engine, EngineConfig, Message, Metadata, ServiceAddress, SharedRates,
 };
-use crate::store::file::{FileOptions, FileWal, SyncMode};
+use crate::store::file::{Faults, FileOptions, FileWal, Operation, SyncMode};
 use crate::store::lock::DataDir;
 use crate::store::log::{Lane, LaneConfig, LaneState, recover::recover_lane};
 use crate::store::meta::{Meta, MetaError, MetaService, RedbMeta};
@@ -30,9 +32,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-use vela_codec::{Accounting, FRAME_PADDING};
-use vela_limiter::Retained;
+use std::time::{Duration, Instant};
+use vela_codec::{FRAME_PADDING, Sizes};
+use vela_limiter::{BufferMemory, Holder, MemoryLimiter};
 
 /// Namespaces that are there from the start, as in a Pulsar standalone.
 const NAMESPACES: [&str; 3] = ["public/default", "public/functions", "pulsar/system"];
@@ -42,19 +44,6 @@ const META_REQUESTS: usize = 1024;
 const CHUNK_OVERHEAD: usize = 64 * 1024;
 /// Size at which a chunk is sealed, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
-
-/// Counts receive memory into the limiter's counter.
-struct Counted(Arc<Retained>);
-
-impl Accounting for Counted {
-    fn allocated(&self, bytes: usize) {
-        self.0.allocated(bytes);
-    }
-
-    fn released(&self, bytes: usize) {
-        self.0.released(bytes);
-    }
-}
 
 /// Runs the broker until SIGTERM or SIGINT. True: it ended cleanly.
 ///
@@ -80,24 +69,33 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
     let post: Arc<Post<Message>> = Arc::new(Post::new(cores));
     let lanes = open_lanes(settings, &data, &epochs, &post)?;
 
-    let retained = Arc::new(Retained::new());
+    let intake = intake(settings);
     let common = Common {
         cpus,
         io_memory: to_usize(settings.io_memory_kb.saturating_mul(1024)),
         tick_us: settings.tick_us,
         clock: Clock::start(),
-        accounting: Arc::new(Counted(Arc::clone(&retained))),
+        intake: Arc::clone(&intake),
     };
     let service = ServiceAddress {
         advertised: settings.advertised_address.clone(),
         port: ports.shared_port,
         core_ports: ports.core_ports.clone(),
     };
-    let parts = parts(settings, &data, meta, metadata, service, lanes, &post);
+    let parts = parts(
+        settings,
+        publish_buffer(settings),
+        &data,
+        meta,
+        metadata,
+        service,
+        lanes,
+        &post,
+    );
     let cluster = Cluster::start(&common, Arc::clone(&post), parts)?;
 
     let ready = Arc::new(AtomicBool::new(false));
-    let opened = open_doors(ports, settings, source(&cluster, &retained, &ready));
+    let opened = open_doors(ports, settings, source(&cluster, &intake, &ready));
     let (web, doors, addresses) = match opened {
         Ok(opened) => opened,
         Err(error) => {
@@ -245,6 +243,7 @@ fn open_lanes(
                 Sync::Never => SyncMode::Never,
             },
             wake: Some(Arc::new(move || waker.wake(core))),
+            faults: SlowWrites::of(settings),
             ..FileOptions::default()
         };
         let (wal, mut recovery) = FileWal::open(data.path(), shard, epoch, options)
@@ -302,6 +301,73 @@ fn open_lanes(
     })
 }
 
+/// What is shared by all cores to keep to the memory of inbound frames.
+fn intake(settings: &Settings) -> Arc<Intake> {
+    let memory = Arc::new(BufferMemory::new(buffer_budget(settings)));
+    let limiter = MemoryLimiter::new(
+        settings.in_progress_request_frame_memory_limit_enabled,
+        publish_buffer(settings),
+        memory,
+    );
+    Arc::new(Intake::new(
+        Arc::new(limiter),
+        Sizes {
+            min: to_usize(settings.broker_adaptive_recv_byte_buf_allocator_minimum_size),
+            initial: to_usize(settings.broker_adaptive_recv_byte_buf_allocator_initial_size),
+            max: to_usize(settings.broker_adaptive_recv_byte_buf_allocator_maximum_size),
+        },
+        settings.memory_fairness == Switch::On,
+        settings.frame_timeout.saturating_mul(1000),
+    ))
+}
+
+/// Bytes that all buffers may take together.
+fn buffer_budget(settings: &Settings) -> u64 {
+    match settings.buffer_memory {
+        0 => capacity::memory() / 2,
+        given => given.saturating_mul(1 << 20),
+    }
+}
+
+/// The limit of inbound memory and of unanswered publishes in bytes; 0 or less: none.
+fn publish_buffer(settings: &Settings) -> i64 {
+    match settings.max_message_publish_buffer_size_in_mb {
+        BufferSize::Auto => i64::try_from(buffer_budget(settings) / 2).unwrap_or(i64::MAX),
+        BufferSize::MiB(size) => size.saturating_mul(1 << 20),
+    }
+}
+
+/// Makes log writes slow, for tests of what a broker does on slow storage.
+struct SlowWrites {
+    delay: Duration,
+    until: Option<Instant>,
+}
+
+impl SlowWrites {
+    fn of(settings: &Settings) -> Option<Arc<dyn Faults>> {
+        if settings.fault_sync_delay_millis == 0 {
+            return None;
+        }
+        let seconds = settings.fault_sync_delay_seconds;
+        tracing::warn!("log writes are slowed down on purpose: faultSyncDelayMillis is set");
+        Some(Arc::new(Self {
+            delay: Duration::from_millis(settings.fault_sync_delay_millis),
+            until: (seconds > 0).then(|| Instant::now() + Duration::from_secs(seconds)),
+        }))
+    }
+}
+
+impl Faults for SlowWrites {
+    fn before(&self, operation: Operation) -> std::io::Result<()> {
+        if matches!(operation, Operation::Write { .. })
+            && self.until.is_none_or(|until| Instant::now() < until)
+        {
+            std::thread::sleep(self.delay);
+        }
+        Ok(())
+    }
+}
+
 /// The core that hosts a shard.
 fn core_of(shard: u32, cores: u16) -> CoreId {
     u16::try_from(shard % u32::from(cores.max(1))).unwrap_or(0)
@@ -310,6 +376,7 @@ fn core_of(shard: u32, cores: u16) -> CoreId {
 /// For each core what makes its engine and its way to the disk.
 fn parts(
     settings: &Settings,
+    publish_buffer: i64,
     data: &DataDir,
     meta: MetaService,
     metadata: Metadata,
@@ -324,7 +391,10 @@ fn parts(
             Arc::new(move || post.wake(core)) as Arc<dyn Fn() + Send + std::marker::Sync>
         })
         .collect();
-    let shared = Arc::new(engine_settings(settings));
+    let shared = Arc::new(engine::Settings {
+        max_message_publish_buffer_bytes: publish_buffer,
+        ..engine_settings(settings)
+    });
     let mut hosted: Vec<Vec<OpenLane>> = (0..cores).map(|_| Vec::new()).collect();
     for lane in lanes {
         let core = core_of(lane.0.lane(), cores);
@@ -414,18 +484,41 @@ fn mebibytes(value: u64) -> usize {
     to_usize(value.saturating_mul(1 << 20))
 }
 
+/// What HTTP shows of memory.
+fn memory_sample(intake: &Intake) -> admin::MemorySample {
+    let limiter = &intake.limiter;
+    let (transitions, state) = (limiter.transitions(), limiter.state());
+    let (stood, evicted) = intake.closed();
+    admin::MemorySample {
+        retained: limiter.retained(),
+        throttled: state.throttled,
+        crowded: state.crowded,
+        active: state.active,
+        limit: u64::try_from(state.limit).unwrap_or(0),
+        budget: limiter.memory().budget(),
+        holders: Holder::ALL.map(|holder| (holder.name(), limiter.memory().held_by(holder))),
+        throttles: transitions.throttled,
+        clears: transitions.cleared,
+        activations: transitions.activated,
+        stand_downs: transitions.stood_down,
+        held_connections: intake.held(),
+        frames_stood: stood,
+        frames_evicted: evicted,
+    }
+}
+
 /// What HTTP shows.
 fn source(
     cluster: &Cluster<Message>,
-    retained: &Arc<Retained>,
+    intake: &Arc<Intake>,
     ready: &Arc<AtomicBool>,
 ) -> admin::Source {
     let post = Arc::clone(&cluster.post);
     let figures = cluster.figures.clone();
-    let (retained, ready) = (Arc::clone(retained), Arc::clone(ready));
+    let (intake, ready) = (Arc::clone(intake), Arc::clone(ready));
     Arc::new(move || Sample {
         ready: ready.load(Ordering::Acquire),
-        retained_bytes: retained.bytes(),
+        memory: memory_sample(&intake),
         cores: (0..)
             .zip(&figures)
             .map(|(core, figures)| {
