@@ -48,6 +48,26 @@ impl ClientRef {
     }
 }
 
+/// One SEND, as its answer names it.
+#[derive(Copy, Clone, Debug)]
+pub struct SendId {
+    /// Its producer.
+    pub client: ClientRef,
+    /// The (lowest) sequence id.
+    pub sequence_id: u64,
+    /// The highest one of a batch, if the client named it.
+    pub highest_sequence_id: Option<u64>,
+    /// Bytes behind the command: what it weighs until it is answered.
+    pub bytes: u32,
+}
+
+impl SendId {
+    /// The sequence id that SEND_ERROR carries: the highest.
+    pub fn error_sequence(&self) -> u64 {
+        self.highest_sequence_id.unwrap_or(0).max(self.sequence_id)
+    }
+}
+
 /// The fields of PRODUCER that a topic looks at.
 #[derive(Debug)]
 pub struct OpenProducer {
@@ -151,9 +171,7 @@ pub enum Message {
     },
     /// SEND. `refused` = the session found it wrong; the error takes its turn among the receipts.
     Publish {
-        client: ClientRef,
-        sequence_id: u64,
-        highest_sequence_id: Option<u64>,
+        send: SendId,
         num_messages: u32,
         refused: Option<(ServerError, &'static str)>,
         frame: Frame,
@@ -243,16 +261,10 @@ pub enum Message {
         by_broker: bool,
     },
     /// A SEND is durable.
-    Receipt {
-        client: ClientRef,
-        sequence_id: u64,
-        highest_sequence_id: Option<u64>,
-        position: Position,
-    },
+    Receipt { send: SendId, position: Position },
     /// A SEND was refused.
     SendRefused {
-        client: ClientRef,
-        sequence_id: u64,
+        send: SendId,
         error: ServerError,
         message: &'static str,
     },

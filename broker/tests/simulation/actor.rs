@@ -2,12 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use vela_proto::{self as proto, ServerError, base_command::Type};
-
 use super::model::{At, Published, Sub};
 use super::rng::Rng;
-use crate::harness::client::{Got, say};
-use crate::harness::{Incoming, Peer, World};
+use crate::harness::client::say;
+use crate::harness::{Peer, World};
 
 #[derive(Debug)]
 pub struct Producer {
@@ -18,6 +16,8 @@ pub struct Producer {
     pub unanswered: VecDeque<(u64, u64)>,
     /// The request that closes it.
     pub closing: Option<u64>,
+    /// The request that opened it.
+    pub opened_by: u64,
 }
 
 #[derive(Debug)]
@@ -31,22 +31,24 @@ pub struct Consumer {
     pub given: i64,
     pub taken: i64,
     pub epoch: u64,
+    /// The last entry it got: an Exclusive one gets them in order.
+    pub last: Option<At>,
     /// What it got and has not acknowledged: number of messages open (bits).
     pub holds: BTreeMap<At, u64>,
 }
 
 /// An ACK with a request.
 #[derive(Debug)]
-struct AckRequest {
-    sub: usize,
+pub struct AckRequest {
+    pub sub: usize,
     /// The consumer it is for.
-    key: u64,
+    pub key: u64,
     /// The broker closed that consumer: an ACK that crosses the notice is ignored.
-    optional: bool,
-    ids: Vec<(At, u64)>,
-    cumulative: bool,
-    seeks: u64,
-    certain: bool,
+    pub optional: bool,
+    pub ids: Vec<(At, u64)>,
+    pub cumulative: bool,
+    pub seeks: u64,
+    pub certain: bool,
 }
 
 /// One connection's worth of client.
@@ -58,13 +60,13 @@ pub struct Actor {
     /// Producers being closed whose id may be in use again: their receipts come first.
     pub old_producers: Vec<(u64, Producer)>,
     pub consumers: BTreeMap<u64, Consumer>,
-    acks: BTreeMap<u64, AckRequest>,
-    seeks: BTreeMap<u64, (usize, bool)>,
+    pub acks: BTreeMap<u64, AckRequest>,
+    pub seeks: BTreeMap<u64, (usize, bool)>,
     /// Questions for statistics: the consumer, its permits when asked, and whether everything was at rest.
-    stats: BTreeMap<u64, (u64, i64, bool)>,
+    pub stats: BTreeMap<u64, (u64, i64, bool)>,
     /// SUBSCRIBEs that were closed before they were answered.
-    dropped_opens: BTreeSet<u64>,
-    next_request: u64,
+    pub dropped_opens: BTreeSet<u64>,
+    pub next_request: u64,
     pub stats_seen: u64,
 }
 
@@ -75,12 +77,14 @@ pub struct Shared {
     pub published: Published,
     pub next_key: u64,
     pub next_stream: u64,
+    /// A disk is broken: until the next start, anything that needs the log may be refused.
+    pub broken: bool,
     pub receipts: u64,
     pub deliveries: u64,
     pub acks_confirmed: u64,
 }
 
-fn full(batch: Option<i32>) -> u64 {
+pub fn full(batch: Option<i32>) -> u64 {
     match batch.unwrap_or(1) {
         64.. => u64::MAX,
         n => (1 << n) - 1,
@@ -89,7 +93,7 @@ fn full(batch: Option<i32>) -> u64 {
 
 impl Actor {
     /// A consumer is closed, by whom ever: its ACKs may have crossed a notice of the broker.
-    fn acks_of(&mut self, key: u64) {
+    pub fn acks_of(&mut self, key: u64) {
         self.acks
             .values_mut()
             .filter(|ack| ack.key == key)
@@ -147,248 +151,6 @@ impl Actor {
                 .all(|c| c.opening.is_none() && c.closing.is_none())
     }
 
-    /// Takes what has arrived.
-    pub fn listen(&mut self, world: &mut World, shared: &mut Shared) {
-        let Some(peer) = self.peer else { return };
-        for incoming in world.take(peer) {
-            self.incoming(world, shared, peer, &incoming);
-        }
-    }
-
-    fn incoming(
-        &mut self,
-        world: &mut World,
-        shared: &mut Shared,
-        peer: Peer,
-        incoming: &Incoming,
-    ) {
-        let command = &incoming.command;
-        match Type::try_from(command.r#type).unwrap() {
-            Type::Connected => self.connected = true,
-            Type::Ping => world.feed(peer, &say::bytes(&say::pong())),
-            Type::ProducerSuccess => {}
-            Type::SendReceipt => {
-                let receipt = command.send_receipt.as_ref().unwrap();
-                let id = receipt.message_id.as_ref().unwrap();
-                let (producer, number) =
-                    self.answered(receipt.producer_id, receipt.sequence_id, true);
-                shared
-                    .published
-                    .seen(number, producer, (id.ledger_id, id.entry_id));
-                shared.published.sent[number as usize].receipt = true;
-                shared.receipts += 1;
-            }
-            Type::SendError => {
-                let error = command.send_error.as_ref().unwrap();
-                assert_eq!(
-                    error.error,
-                    ServerError::PersistenceError as i32,
-                    "{error:?}"
-                );
-                let (_, number) = self.answered(error.producer_id, error.sequence_id, false);
-                shared.published.sent[number as usize].refused = true;
-            }
-            Type::Success => self.success(shared, command.success.as_ref().unwrap().request_id),
-            Type::Error => {
-                let error = command.error.as_ref().unwrap();
-                let id = self
-                    .consumers
-                    .iter()
-                    .find(|(_, c)| c.opening == Some(error.request_id))
-                    .map(|(id, _)| *id);
-                match id {
-                    Some(id) => {
-                        let sought = shared.subs[self.consumers[&id].sub].loose
-                            && error.error == ServerError::ServiceNotReady as i32;
-                        assert!(
-                            sought || error.error == ServerError::ConsumerBusy as i32,
-                            "{error:?}"
-                        );
-                        self.consumers.remove(&id);
-                    }
-                    // A SEEK or a question that met a consumer which was closed meanwhile, or a SEEK beside another one.
-                    None => match self.seeks.remove(&error.request_id) {
-                        Some((sub, _)) => shared.subs[sub].seeks_open -= 1,
-                        None => {
-                            let known = self.stats.remove(&error.request_id).is_some()
-                                || self.dropped_opens.remove(&error.request_id);
-                            assert!(known, "{error:?}");
-                        }
-                    },
-                }
-            }
-            Type::CloseConsumer => {
-                let id = command.close_consumer.as_ref().unwrap().consumer_id;
-                // One that is being opened is not closed by the broker: this is about the one before it.
-                if self.consumers.get(&id).is_some_and(|c| c.opening.is_some()) {
-                    return;
-                }
-
-                if let Some(consumer) = self.consumers.remove(&id) {
-                    self.acks_of(consumer.key);
-                    shared.subs[consumer.sub]
-                        .held
-                        .retain(|_, holder| *holder != consumer.key);
-                    let sub = &shared.subs[consumer.sub];
-                    assert!(
-                        sub.loose,
-                        "the broker closed a consumer of {} without a SEEK",
-                        sub.name
-                    );
-                }
-            }
-            Type::Message => self.message(shared, incoming),
-            Type::AckResponse => self.ack_response(shared, command.ack_response.as_ref().unwrap()),
-            Type::ConsumerStatsResponse => {
-                self.stats_response(shared, command.consumer_stats_response.as_ref().unwrap())
-            }
-            other => panic!("unexpected {other:?}"),
-        }
-    }
-
-    /// Finds what a receipt or refusal answers: topic and number.
-    fn answered(&mut self, producer_id: u64, sequence_id: u64, in_order: bool) -> (usize, u64) {
-        let old = self
-            .old_producers
-            .iter_mut()
-            .find(|(id, _)| *id == producer_id)
-            .map(|(_, p)| p);
-        let producer = old
-            .or_else(|| self.producers.get_mut(&producer_id))
-            .expect("an answer to an open producer");
-        // A refusal for want of room may overtake receipts that still wait.
-        let at = producer
-            .unanswered
-            .iter()
-            .position(|(sequence, _)| *sequence == sequence_id);
-        let at = at.unwrap_or_else(|| {
-            panic!("an answer to SEND {sequence_id} of producer {producer_id}, which has none open")
-        });
-        assert!(
-            !in_order || at == 0,
-            "the receipt of {sequence_id} comes before that of {:?}",
-            producer.unanswered[0]
-        );
-        let (_, number) = producer.unanswered.remove(at).unwrap();
-        (producer.topic, number)
-    }
-
-    fn success(&mut self, shared: &mut Shared, request: u64) {
-        if let Some(at) = self
-            .old_producers
-            .iter()
-            .position(|(_, p)| p.closing == Some(request))
-        {
-            let (_, producer) = self.old_producers.remove(at);
-            assert!(
-                producer.unanswered.is_empty(),
-                "closed before {:?} were answered",
-                producer.unanswered
-            );
-            return;
-        }
-        if let Some((sub, by_time)) = self.seeks.remove(&request) {
-            let published = shared.published.sent.len() as u64;
-            let sub = &mut shared.subs[sub];
-            sub.seeks_open -= 1;
-            if by_time {
-                sub.skipped_numbers = published;
-            }
-            return;
-        }
-        if let Some(consumer) = self
-            .consumers
-            .values_mut()
-            .find(|c| c.opening == Some(request))
-        {
-            consumer.opening = None;
-        }
-        // Else the SUCCESS of a close, or of a SUBSCRIBE that was closed right behind.
-    }
-
-    fn message(&mut self, shared: &mut Shared, incoming: &Incoming) {
-        let got = Got::from(incoming).unwrap();
-        let permits = got.permits.expect("message_permits is always written");
-        // What comes to a consumer that is being closed, or from before it was opened anew, was sent to its predecessor.
-        let Some(consumer) = self
-            .consumers
-            .get_mut(&got.consumer)
-            .filter(|c| c.opening.is_none())
-        else {
-            return;
-        };
-        assert!(
-            consumer.taken < consumer.given,
-            "delivered without credit: {} of {}",
-            consumer.taken,
-            consumer.given
-        );
-        consumer.taken += i64::from(permits);
-        let whole = full(got.batch);
-        let open = got
-            .ack_set
-            .first()
-            .map_or(whole, |word| *word as u64 & whole);
-        assert_eq!(open.count_ones(), permits, "permits of {got:?}");
-        let sub = &mut shared.subs[consumer.sub];
-        let number = u64::from_le_bytes(got.payload[..8].try_into().unwrap());
-        assert_eq!(got.batch, shared.published.sent[number as usize].batch);
-        let at = (got.ledger, got.entry);
-        shared.published.seen(number, sub.topic, at);
-        if !sub.shared && got.epoch.unwrap_or(0) < consumer.epoch {
-            return;
-        }
-        sub.delivery(number, at, consumer.key, open);
-        consumer.holds.insert(at, open);
-        shared.deliveries += 1;
-    }
-
-    fn ack_response(&mut self, shared: &mut Shared, response: &proto::CommandAckResponse) {
-        let request = self
-            .acks
-            .remove(&response.request_id.unwrap())
-            .expect("an answer to an ACK");
-        let sub = &mut shared.subs[request.sub];
-        if response.error.is_some() || !request.certain || request.seeks != sub.seeks {
-            return;
-        }
-        shared.acks_confirmed += 1;
-        for (at, open) in request.ids {
-            if request.cumulative {
-                sub.acked_upto = sub.acked_upto.max(Some(at));
-            } else if open == 0 {
-                sub.acked.insert(at);
-            } else {
-                *sub.open.entry(at).or_insert(u64::MAX) &= open;
-            }
-        }
-    }
-
-    fn stats_response(&mut self, shared: &Shared, stats: &proto::CommandConsumerStatsResponse) {
-        let (key, given, resting) = self
-            .stats
-            .remove(&stats.request_id)
-            .expect("statistics nobody asked for");
-        let Some(consumer) = self.consumers.values().find(|c| c.key == key) else {
-            return;
-        };
-        self.stats_seen += 1;
-        // Permits that come while a consumer is blocked are parked and do not show.
-        if stats.blocked_consumer_on_unacked_msgs == Some(false) {
-            let balance = stats.available_permits.unwrap() as i64;
-            assert_eq!(balance, given - consumer.taken, "permits of {consumer:?}");
-        }
-        let sub = &shared.subs[consumer.sub];
-        if sub.shared && !sub.loose && resting {
-            let held: u32 = consumer.holds.values().map(|open| open.count_ones()).sum();
-            assert_eq!(
-                stats.unacked_messages,
-                Some(u64::from(held)),
-                "unacknowledged messages of {consumer:?}"
-            );
-        }
-    }
-
     /// Asks for every consumer's statistics. Not while a SEEK may close it, which on a Shared subscription may be anybody's: asking for one that is gone ends the connection.
     pub fn ask_stats(&mut self, world: &mut World, shared: &Shared, resting: bool) {
         let Some(peer) = self.peer else { return };
@@ -414,6 +176,7 @@ impl Actor {
             next_sequence: 0,
             unanswered: VecDeque::new(),
             closing: None,
+            opened_by: request,
         };
         self.producers.insert(id, producer);
         world.feed(
@@ -485,6 +248,7 @@ impl Actor {
             given: 0,
             taken: 0,
             epoch: 0,
+            last: None,
             holds: BTreeMap::new(),
         };
         self.consumers.insert(id, consumer);
@@ -512,13 +276,20 @@ impl Actor {
     }
 
     /// Acknowledges some of what a consumer holds; `all` = everything, whole.
-    pub fn ack(&mut self, world: &mut World, shared: &Shared, rng: &mut Rng, id: u64, all: bool) {
+    pub fn ack(
+        &mut self,
+        world: &mut World,
+        shared: &mut Shared,
+        rng: &mut Rng,
+        id: u64,
+        all: bool,
+    ) {
         let Some(peer) = self.peer else { return };
         let request = self.request();
         let Some(consumer) = self.consumers.get_mut(&id).filter(|c| !c.holds.is_empty()) else {
             return;
         };
-        let sub = &shared.subs[consumer.sub];
+        let sub = &mut shared.subs[consumer.sub];
         let mut ids = Vec::new();
         let mut wire = Vec::new();
         let cumulative = !all && !sub.shared && rng.one_in(3);
@@ -550,6 +321,12 @@ impl Actor {
         }
         if ids.is_empty() {
             return;
+        }
+        if cumulative {
+            sub.ever_acked_upto = sub.ever_acked_upto.max(ids.last().map(|(at, _)| *at));
+        } else {
+            sub.ever_acked
+                .extend(ids.iter().filter(|(_, open)| *open == 0).map(|(at, _)| *at));
         }
         let with_request = all || !rng.one_in(3);
         world.feed(
@@ -600,6 +377,7 @@ impl Actor {
             world.feed(peer, &say::bytes(&say::redeliver(id, ids, None)));
         } else {
             consumer.epoch += 1;
+            consumer.last = None;
             consumer.holds.clear();
             sub.held.clear();
             world.feed(

@@ -13,9 +13,12 @@ mod harness;
 
 mod actor;
 mod consume;
+mod hear;
 mod model;
 mod publish;
+mod readers;
 mod restart;
 mod rng;
+mod runs;
 mod sim;
 mod sources;

@@ -92,6 +92,11 @@ pub struct Sub {
     pub held: BTreeMap<At, u64>,
     /// Delivered at least once, to anybody.
     pub delivered: BTreeSet<u64>,
+    /// Named as a whole in an ACK that was sent, whatever became of it; and up to where cumulatively.
+    pub ever_acked: BTreeSet<At>,
+    pub ever_acked_upto: Option<At>,
+    /// A SEEK was sent: deliveries that cross it make it unknowable who holds what, until the next start.
+    pub holders_unknown: bool,
     /// Rises with each SEEK sent.
     pub seeks: u64,
     /// SEEKs that may still take effect.
@@ -110,7 +115,7 @@ impl Sub {
     pub fn delivery(&mut self, number: u64, at: At, consumer: u64, open: u64) {
         if self.loose && consumer <= self.sought_key {
             // On its way since before the SEEK: somebody else may have acknowledged it in the meantime.
-            self.held.insert(at, consumer);
+            self.held.entry(at).or_insert(consumer);
             self.delivered.insert(number);
             return;
         }
@@ -145,6 +150,7 @@ impl Sub {
     /// A SEEK to `to` was sent; `None` = by time.
     pub fn seek(&mut self, to: Option<At>, published: u64, newest_key: u64) {
         self.sought_key = newest_key;
+        self.holders_unknown = true;
         self.seeks += 1;
         self.seeks_open += 1;
         self.loose = true;
@@ -164,6 +170,16 @@ impl Sub {
         if self.acked_upto.is_some_and(|upto| upto >= to) {
             self.acked_upto = None;
         }
+    }
+
+    /// Could nobody be holding this entry, and nobody have acknowledged it? Then whoever has credit must get it.
+    pub fn is_loose_end(&self, number: u64, at: At) -> bool {
+        let acked =
+            self.ever_acked.contains(&at) || self.ever_acked_upto.is_some_and(|upto| at <= upto);
+        !acked
+            && !self.held.contains_key(&at)
+            && at >= self.skipped
+            && number >= self.skipped_numbers
     }
 
     /// Must this message have been delivered when everything has come to rest?

@@ -394,3 +394,64 @@ fn any_cut_of_the_stream_gives_the_same_frames() {
     }
     assert_eq!(world.retained_bytes(), 0);
 }
+
+/// CLOSE_PRODUCER is answered behind everything that was sent, refused or not.
+#[test]
+fn a_close_is_answered_behind_a_refusal() {
+    for good_first in [true, false] {
+        let mut world = World::new(WorldConfig::default());
+        let topic = world.topic_on(1, "t");
+        let mut client = Client::connect(&mut world, 0);
+        let mut other = Client::connect(&mut world, 1);
+        client.producer(&mut world, &topic, 1);
+        other.producer(&mut world, &topic, 1);
+        world.disk_paused = true;
+        other.send(&mut world, 1, 0, "keeps the log busy");
+        other.expect_silence(&mut world);
+        if good_first {
+            client.send(&mut world, 1, 0, "a");
+        }
+        let mut wrong = say::send(1, 1, None, 5, b"b");
+        *wrong.last_mut().unwrap() ^= 1;
+        world.feed(client.peer, &wrong);
+        client.say(&mut world, &say::close_producer(1, 50));
+        client.expect_silence(&mut world);
+        world.disk_paused = false;
+        world.run_until_idle();
+        client.listen(&mut world);
+        let kinds = [Type::SendReceipt, Type::SendError, Type::Success];
+        assert_eq!(client.kinds(), kinds[usize::from(!good_first)..]);
+    }
+}
+
+#[test]
+fn a_producer_that_is_closed_at_once_is_answered_in_order() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.say(&mut world, &say::producer(&topic, 1, 50, None));
+    client.say(&mut world, &say::close_producer(1, 51));
+    world.run_until_idle();
+    client.listen(&mut world);
+    assert_eq!(client.kinds(), [Type::ProducerSuccess, Type::Success]);
+}
+
+/// A disk that breaks under a PRODUCER and its SENDs: the SENDs are refused first, so that they are not taken for those of the id's next user.
+#[test]
+fn a_broken_disk_refuses_the_sends_of_a_producer_before_the_producer() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let (_, shard) = world.home(&topic);
+    let mut client = Client::connect(&mut world, 0);
+    world.break_disk(shard);
+    client.say(&mut world, &say::producer(&topic, 1, 50, None));
+    client.send(&mut world, 1, 0, "a");
+    client.send(&mut world, 1, 1, "b");
+    world.run_until_idle();
+    client.listen(&mut world);
+    assert_eq!(
+        client.kinds(),
+        [Type::SendError, Type::SendError, Type::Error]
+    );
+    assert!(world.is_open(client.peer));
+}

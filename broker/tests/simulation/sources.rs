@@ -32,14 +32,13 @@ const FORBIDDEN: [&str; 24] = [
 
 /// Code without line comments, up to the tests at the bottom of the file.
 fn code(text: &str) -> String {
-    let text = text
-        .split("#[cfg(test)]\nmod tests {")
-        .next()
-        .unwrap_or_default();
-    let text = text
-        .split("#[cfg(test)]\n#[allow")
-        .next()
-        .unwrap_or_default();
+    let ends = [
+        "#[cfg(test)]\nmod ",
+        "#[cfg(test)]\n#[allow",
+        "#[cfg(all(test",
+    ];
+    let end = ends.iter().filter_map(|end| text.find(end)).min();
+    let text = text.get(..end.unwrap_or(text.len())).unwrap_or(text);
     text.lines()
         .map(|line| line.split("//").next().unwrap_or_default())
         .collect::<Vec<_>>()

@@ -413,21 +413,16 @@ impl Sessions {
     /// A message from a topic.
     pub(super) fn message(&mut self, cx: &mut Context, message: Message, now: Now) {
         match message {
-            Message::Receipt {
-                client,
-                sequence_id,
-                highest_sequence_id,
-                position,
-            } => {
-                let Some(session) = self.find(client.session) else {
+            Message::Receipt { send, position } => {
+                let Some(session) = self.find(send.client.session) else {
                     return;
                 };
-                let highest = highest_sequence_id.unwrap_or(u64::MAX);
+                let highest = send.highest_sequence_id.unwrap_or(u64::MAX);
                 session.out.encode(|buf| {
                     encode::send_receipt(
                         buf,
-                        client.id,
-                        sequence_id,
+                        send.client.id,
+                        send.sequence_id,
                         highest,
                         position.ledger as u64,
                         position.entry as u64,
@@ -444,17 +439,16 @@ impl Sessions {
                 session.deliver(cx, client, delivery);
             }
             Message::SendRefused {
-                client,
-                sequence_id,
+                send,
                 error,
                 message,
             } => {
-                let Some(session) = self.find(client.session) else {
+                let Some(session) = self.find(send.client.session) else {
                     return;
                 };
-                session
-                    .out
-                    .encode(|buf| encode::send_error(buf, client.id, sequence_id, error, message));
+                session.out.encode(|buf| {
+                    encode::send_error(buf, send.client.id, send.error_sequence(), error, message);
+                });
                 if session.answered(cx) {
                     Self::settle(session, cx, now);
                 }

@@ -5,7 +5,7 @@ use vela_proto::{ServerError, command_ack::AckType};
 
 use super::{ClientState, Session};
 use crate::engine::context::Context;
-use crate::engine::message::{AckedId, Message};
+use crate::engine::message::{AckedId, Message, SendId};
 use crate::engine::time::Now;
 use crate::store::log::Position;
 
@@ -59,11 +59,14 @@ impl Session {
         cx.post(
             core,
             Message::Publish {
-                client: client_ref,
-                sequence_id: send.sequence_id,
-                highest_sequence_id: send
-                    .highest_sequence_id
-                    .filter(|highest| *highest >= send.sequence_id),
+                send: SendId {
+                    client: client_ref,
+                    sequence_id: send.sequence_id,
+                    highest_sequence_id: send
+                        .highest_sequence_id
+                        .filter(|highest| *highest >= send.sequence_id),
+                    bytes: frame.rest().len() as u32,
+                },
                 num_messages: send.num_messages.max(1) as u32,
                 refused,
                 frame,

@@ -7,7 +7,7 @@ use vela_proto::ServerError;
 
 use super::Topics;
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, CoreId, Message, SessionRef};
+use crate::engine::message::{ClientRef, CoreId, Message, SendId, SessionRef};
 use crate::engine::reply;
 use crate::engine::time::Now;
 use crate::store::chunk::Chunk;
@@ -24,11 +24,9 @@ const BROKEN: &str = "the log cannot be written; the broker's own log names the 
 pub(super) enum Pending {
     /// A SEND gets its receipt.
     Receipt {
-        client: ClientRef,
+        send: SendId,
         topic: u32,
         producer: u32,
-        sequence_id: u64,
-        highest_sequence_id: Option<u64>,
         position: Position,
     },
     /// A SEND that was refused gets its error in its turn.
@@ -141,7 +139,7 @@ impl LaneSeat {
         self.failure.is_some()
     }
 
-    fn everything_durable(&self) -> bool {
+    pub(super) fn everything_durable(&self) -> bool {
         self.pending.is_empty() && self.last_seq <= self.lane.durable_seq()
     }
 }
@@ -264,23 +262,11 @@ impl Topics {
     fn settle(&mut self, cx: &mut Context, pending: Pending) {
         match pending {
             Pending::Receipt {
-                client,
+                send,
                 topic,
                 producer,
-                sequence_id,
-                highest_sequence_id,
                 position,
-            } => {
-                self.confirm(
-                    cx,
-                    client,
-                    topic,
-                    producer,
-                    sequence_id,
-                    highest_sequence_id,
-                    position,
-                );
-            }
+            } => self.confirm(cx, send, topic, producer, position),
             Pending::Refused {
                 topic,
                 producer,
@@ -305,28 +291,26 @@ impl Topics {
         if !lasting {
             return;
         }
-        for (_, pending) in std::mem::take(&mut seat.pending) {
+        // SENDs before openings: a client that hears that its PRODUCER was refused may use the id again at once.
+        let (sends, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut seat.pending)
+            .into_iter()
+            .partition(|(_, pending)| matches!(pending, Pending::Receipt { .. }));
+        for (_, pending) in sends.into_iter().chain(rest) {
             match pending {
                 Pending::Receipt {
-                    client,
+                    send,
                     topic,
                     producer,
-                    sequence_id,
-                    highest_sequence_id,
                     ..
                 } => {
-                    let sequence_id = sequence_id.max(highest_sequence_id.unwrap_or(0));
                     let error = ServerError::PersistenceError;
-                    cx.post(
-                        client.session.core,
-                        Message::SendRefused {
-                            client,
-                            sequence_id,
-                            error,
-                            message: BROKEN,
-                        },
-                    );
-                    self.producer_answered(cx, client, topic, producer);
+                    let refused = Message::SendRefused {
+                        send,
+                        error,
+                        message: BROKEN,
+                    };
+                    cx.post(send.client.session.core, refused);
+                    self.producer_answered(cx, send.client, topic, producer);
                 }
                 Pending::Post { core, message } => self.answer_lost(cx, core, *message),
                 refused @ Pending::Refused { .. } => self.settle(cx, refused),

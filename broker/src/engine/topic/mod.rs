@@ -22,7 +22,9 @@ use self::operation::Operation;
 use self::producer::Producer;
 use self::subscription::{ORPHAN_MS, Subscription};
 use super::context::Context;
-use super::message::{ClientKey, ClientRef, Message, OpenConsumer, OpenProducer, SessionRef};
+use super::message::{
+    ClientKey, ClientRef, Message, OpenConsumer, OpenProducer, SendId, SessionRef,
+};
 use super::name::TopicName;
 use super::reply;
 use super::time::Now;
@@ -271,24 +273,11 @@ impl Topics {
         };
         match message {
             Message::Publish {
-                client,
-                sequence_id,
-                highest_sequence_id,
+                send,
                 num_messages,
                 refused,
                 frame,
-            } => {
-                self.publish(
-                    cx,
-                    client,
-                    sequence_id,
-                    highest_sequence_id,
-                    num_messages,
-                    refused,
-                    frame,
-                    now,
-                );
-            }
+            } => self.publish(cx, send, num_messages, refused, &frame, now),
             Message::Flow { client, permits } => self.flow(cx, client, permits),
             Message::Ack {
                 client,
@@ -374,7 +363,10 @@ impl Topics {
     /// Queues a message of a client whose opening is being decided. Closing it takes the opening back.
     fn behind_waiting(&mut self, cx: &mut Context, message: Message) -> Option<Message> {
         let client = match &message {
-            Message::Publish { client, .. }
+            Message::Publish {
+                send: SendId { client, .. },
+                ..
+            }
             | Message::Flow { client, .. }
             | Message::Ack { client, .. }
             | Message::CloseProducer { client, .. }

@@ -6,7 +6,7 @@ use vela_proto::ServerError;
 use super::lanes::Pending;
 use super::{ProbeFor, Seat, Topics, subscription};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Message, OpenProducer};
+use crate::engine::message::{ClientRef, Message, OpenProducer, SendId};
 use crate::engine::time::Now;
 use crate::store::log::{Position, Record};
 
@@ -122,18 +122,16 @@ impl Topics {
     }
 
     /// Appends one SEND and remembers whom to tell when it is durable.
-    #[allow(clippy::too_many_arguments)] // The fields of one SEND.
     pub(super) fn publish(
         &mut self,
         cx: &mut Context,
-        client: ClientRef,
-        sequence_id: u64,
-        highest_sequence_id: Option<u64>,
+        send: SendId,
         num_messages: u32,
         refused: Option<(ServerError, &'static str)>,
-        frame: Frame,
+        frame: &Frame,
         now: Now,
     ) {
+        let client = send.client;
         let Some(Seat::Producer {
             topic: slot,
             producer,
@@ -161,24 +159,10 @@ impl Topics {
         if refused.is_none()
             && let Err(error) = topic.roll_if_due(seat, cx, now)
         {
-            return self.refuse_send(
-                cx,
-                slot,
-                producer,
-                client,
-                sequence_id.max(highest_sequence_id.unwrap_or(0)),
-                error,
-            );
+            return self.refuse_send(cx, slot, producer, send, error);
         }
         if let Some(error) = refused {
-            return self.refuse_send(
-                cx,
-                slot,
-                producer,
-                client,
-                sequence_id.max(highest_sequence_id.unwrap_or(0)),
-                error,
-            );
+            return self.refuse_send(cx, slot, producer, send, error);
         }
         let data = frame.rest();
         let Some(ledger) = topic
@@ -202,14 +186,7 @@ impl Topics {
                     ServerError::NotAllowedError,
                     "the message is larger than the log takes: maxMessageSize is smaller than it",
                 );
-                return self.refuse_send(
-                    cx,
-                    slot,
-                    producer,
-                    client,
-                    sequence_id.max(highest_sequence_id.unwrap_or(0)),
-                    error,
-                );
+                return self.refuse_send(cx, slot, producer, send, error);
             }
         };
         if let Err(damage) =
@@ -229,11 +206,9 @@ impl Topics {
         seat.push(
             appended.seq,
             Pending::Receipt {
-                client,
+                send,
                 topic: slot,
                 producer,
-                sequence_id,
-                highest_sequence_id,
                 position,
             },
         );
@@ -253,8 +228,7 @@ impl Topics {
         cx: &mut Context,
         slot: u32,
         producer: u32,
-        client: ClientRef,
-        sequence_id: u64,
+        send: SendId,
         error: (ServerError, &'static str),
     ) {
         cx.counters.publish_errors += 1;
@@ -264,14 +238,14 @@ impl Topics {
         let Some(seat) = self.lanes.get_mut(topic.lane) else {
             return;
         };
+        let client = send.client;
         let message = Message::SendRefused {
-            client,
-            sequence_id,
+            send,
             error: error.0,
             message: error.1,
         };
         match topic.producers.get_mut(producer as usize) {
-            Some(entry) if entry.pending > 0 && !seat.is_stuck() => {
+            Some(entry) if !seat.everything_durable() && !seat.is_stuck() => {
                 entry.pending += 1;
                 let message = Box::new(message);
                 seat.push_behind(Pending::Refused {
@@ -286,26 +260,16 @@ impl Topics {
     }
 
     /// A SEND is durable: the topic's confirmed position moves, the session gets its receipt.
-    #[allow(clippy::too_many_arguments)] // The fields of one receipt.
     pub(super) fn confirm(
         &mut self,
         cx: &mut Context,
-        client: ClientRef,
+        send: SendId,
         slot: u32,
         producer: u32,
-        sequence_id: u64,
-        highest_sequence_id: Option<u64>,
         position: Position,
     ) {
-        cx.post(
-            client.session.core,
-            Message::Receipt {
-                client,
-                sequence_id,
-                highest_sequence_id,
-                position,
-            },
-        );
+        let client = send.client;
+        cx.post(client.session.core, Message::Receipt { send, position });
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
@@ -335,16 +299,31 @@ impl Topics {
         if entry.pending == 0
             && let Some(request_id) = entry.closing
         {
+            let lane = topic.lane;
             topic.producers.remove(producer as usize);
             self.clients.remove(&client.key());
-            cx.post(
-                client.session.core,
-                Message::ProducerClosed {
-                    client,
-                    request_id: Some(request_id),
-                    by_broker: false,
-                },
-            );
+            self.producer_closed(cx, Some(lane), client, request_id);
+        }
+    }
+
+    /// Answers CLOSE_PRODUCER, behind what is still queued for the producer: its own opening, and refusals that wait for their turn.
+    fn producer_closed(
+        &mut self,
+        cx: &mut Context,
+        lane: Option<usize>,
+        client: ClientRef,
+        request_id: u64,
+    ) {
+        let message = Message::ProducerClosed {
+            client,
+            request_id: Some(request_id),
+            by_broker: false,
+        };
+        match lane.and_then(|lane| self.lanes.get(lane).map(|seat| (lane, seat))) {
+            Some((lane, seat)) if seat.refusal().is_none() => {
+                self.after_log(cx, lane, client.session.core, message)
+            }
+            _ => cx.post(client.session.core, message),
         }
     }
 
@@ -355,8 +334,10 @@ impl Topics {
         client: ClientRef,
         request_id: Option<u64>,
     ) {
+        let mut lane = None;
         if let Some(Seat::Producer { topic, producer }) = self.clients.get(&client.key()) {
             let (topic, producer) = (*topic, *producer);
+            lane = self.topics.get(topic as usize).map(|topic| topic.lane);
             if let Some(entry) = self
                 .topics
                 .get_mut(topic as usize)
@@ -372,15 +353,8 @@ impl Topics {
             }
         }
         self.clients.remove(&client.key());
-        if request_id.is_some() {
-            cx.post(
-                client.session.core,
-                Message::ProducerClosed {
-                    client,
-                    request_id,
-                    by_broker: false,
-                },
-            );
+        if let Some(request_id) = request_id {
+            self.producer_closed(cx, lane, client, request_id);
         }
     }
 }
