@@ -113,6 +113,20 @@ class TestOldPeers:
         else:
             old.expect_closed(5)
 
+    def test_a_batch_that_one_may_not_get_goes_to_the_next(self, open_raw, raw, topic):
+        raw.producer(topic)
+        raw.publish_batch([b"a", b"b"])
+        raw.publish(b"single", sequence_id=2)
+        old = open_raw()
+        old.connect(protocol_version=3)
+        old.subscribe(topic, "s", "Shared")
+        raw.subscribe(topic, "s", "Shared")
+        old.flow(10)
+        old.expect_closed(5)
+        raw.flow(10)
+        assert raw.expect("MESSAGE").entry[1]["num_messages_in_batch"] == 2
+        assert raw.expect("MESSAGE").payload == b"single"
+
     @pytest.mark.parametrize("version", [6, 10, 11])
     def test_the_checksum_goes_to_version_11_and_later(self, open_raw, raw, topic, version):
         raw.producer(topic)

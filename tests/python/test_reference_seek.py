@@ -174,9 +174,10 @@ class TestWhoIsDisconnected:
         assert ("SUCCESS", None) in kinds
         # The loser finds the subscription being reset, or its consumer already closed.
         assert {kind for kind in kinds} <= {("SUCCESS", None), ("ERROR", "UnknownError"), ("ERROR", "MetadataError")}
-        one.subscribe(topic, "s", "Shared", consumer_id=3)
-        one.flow(100, consumer_id=3)
-        assert [int(m.payload) for m in one.messages(6, consumer_id=3)] == [4, 5, 6, 7, 8, 9]
+        last = make_raw()
+        last.subscribe(topic, "s", "Shared", consumer_id=3)
+        last.flow(100, consumer_id=3)
+        assert [int(m.payload) for m in last.messages(6, consumer_id=3)] == [4, 5, 6, 7, 8, 9]
 
     def test_many_in_a_row(self, raw, topic, fill):
         positions = fill(10)
