@@ -83,6 +83,16 @@ fn hours_do_not_drift() {
     }
 }
 
+/// Tokens that cost a third of a nanosecond each: what a division leaves over is carried to the next.
+#[test]
+fn fractions_of_a_tick_are_carried() {
+    let mut bucket = bucket(3_000_000_000);
+    for _ in 0..3_000_000 {
+        bucket.consume(0, 1);
+    }
+    assert_eq!(bucket.balance(0), 3_000_000_000 - 3_000_000);
+}
+
 #[test]
 fn a_higher_rate_frees_at_once_and_a_lower_one_keeps_the_time() {
     let mut bucket = bucket(10);

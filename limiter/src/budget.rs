@@ -137,6 +137,12 @@ impl<O: Copy + Ord> Budget<O> {
             .map_or(0, |account| account.granted)
     }
 
+    /// Whether `owner` holds or waits for anything.
+    #[must_use]
+    pub fn knows(&self, owner: O) -> bool {
+        self.accounts.contains_key(&owner)
+    }
+
     /// How many owners wait.
     #[must_use]
     pub fn waiting(&self) -> usize {

@@ -3,10 +3,11 @@
 //!
 //! * [`BufferMemory`] counts what every holder of buffers keeps; [`MemoryLimiter`] decides when reading stops.
 //! * [`Throttle`] says of one connection why it waits; [`RateLimiter`] holds and frees connections by rate.
-//! * [`Budget`] admits the memory of frames that are still incomplete.
+//! * [`FrameBudget`] and [`Budget`] admit the memory of frames that are still incomplete.
 
 pub mod bucket;
 pub mod budget;
+pub mod frames;
 pub mod memory;
 pub mod notify;
 pub mod pending;
@@ -19,6 +20,7 @@ pub mod waiters;
 
 pub use bucket::{Pace, PublishRate, TokenBucket};
 pub use budget::{Admission, Budget, over_share};
+pub use frames::FrameBudget;
 pub use memory::{BufferMemory, Holder};
 pub use notify::Listener;
 pub use pending::Pending;

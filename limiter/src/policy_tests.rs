@@ -489,6 +489,7 @@ mod loom_models {
             (Mode::Tracking, Mode::Enabled, 12_i64),
             (Mode::Enabled, Mode::Tracking, 12),
             (Mode::Enabled, Mode::Auto, -12),
+            (Mode::Tracking, Mode::Enabled, -12),
             (Mode::Auto, Mode::Enabled, -12),
         ] {
             model(4, move || {

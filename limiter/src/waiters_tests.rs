@@ -153,6 +153,19 @@ fn a_changed_limit_is_looked_at_at_once() {
 }
 
 #[test]
+fn a_closed_connection_leaves_no_ticket() {
+    let mut limiter = limiter(10);
+    let first = limiter.charge(0, 1, 100, 0).unwrap();
+    assert!(limiter.charge(0, 2, 1, 0).is_some());
+    assert_eq!(limiter.remove(1), Some(first));
+    assert_eq!(limiter.remove(1), None);
+    assert_eq!(limiter.waiters().len(), 1);
+    limiter.set(0, 0, 0);
+    assert_eq!(limiter.release(0).unwrap().0, 2);
+    assert_eq!(limiter.release(0), None);
+}
+
+#[test]
 fn the_shared_rate_has_waiters_on_every_core() {
     let rate = Arc::new(SharedRate::new(0, 10, 0));
     let mut cores = [(); 2].map(|()| RateLimiter::<_, u32>::new(Arc::clone(&rate)));

@@ -90,6 +90,8 @@ pub struct Context {
     pub pending_bytes_limit: u64,
     /// Bytes of SENDs of this core's connections that are not answered.
     pub pending_bytes: u64,
+    /// Some publish rate limits something: each publish is charged before the next frame of its connection is handed on.
+    pub rate_limited: bool,
     /// Where clients are sent.
     pub service: ServiceAddress,
     /// This core's copy of the small metadata.
@@ -112,6 +114,17 @@ impl Context {
             bytes => (bytes / u64::from(self.cores.max(1))).max(1),
         };
         self.settings = settings;
+        self.look_for_rates();
+    }
+
+    /// Finds out whether any publish rate is set.
+    pub(super) fn look_for_rates(&mut self) {
+        let settings = &self.settings;
+        self.rate_limited = settings.max_publish_rate_per_topic_in_messages > 0
+            || settings.max_publish_rate_per_topic_in_bytes > 0
+            || settings.broker_publisher_throttling_max_message_rate > 0
+            || settings.broker_publisher_throttling_max_byte_rate > 0
+            || self.metadata.has_rates();
     }
 
     /// The core that a shard lives on.

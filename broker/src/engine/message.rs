@@ -119,6 +119,8 @@ pub struct OpenConsumer {
     pub epoch: Option<u64>,
     /// `host:port` of the client, for statistics.
     pub address: String,
+    /// Consumers that its connection has already.
+    pub siblings: u32,
     /// Protocol version of the client.
     pub version: i32,
 }
@@ -174,6 +176,8 @@ pub enum Message {
     Publish {
         send: SendId,
         num_messages: u32,
+        /// The session holds itself for [`Reason::TopicRate`] until the publish is charged: to be released once.
+        awaits: bool,
         refused: Option<(ServerError, &'static str)>,
         frame: Frame,
     },

@@ -81,6 +81,17 @@ impl Metadata {
         self.namespaces.get(namespace)
     }
 
+    /// Is any namespace limited, by a rate of its own or by its resource group?
+    pub fn has_rates(&self) -> bool {
+        let limited = |policy: &NamespacePolicy| {
+            policy
+                .publish_rate
+                .is_some_and(|rate| rate != Rate::default())
+                || policy.resource_group.is_some()
+        };
+        self.namespaces.values().any(limited)
+    }
+
     /// The publish rate of a resource group.
     pub fn resource_group(&self, name: &str) -> Option<Rate> {
         self.groups.get(name).copied()

@@ -109,6 +109,7 @@ impl Engine {
                 shards: config.shards,
                 pending_bytes_limit: 0,
                 pending_bytes: 0,
+                rate_limited: false,
                 settings: Arc::clone(&config.settings),
                 service: config.service,
                 metadata,
@@ -140,9 +141,9 @@ impl Engine {
         self.sessions.wants_frames(&self.cx, conn)
     }
 
-    /// While the connection wants no frames: may this one go on nevertheless, past publishes that wait in front of it?
-    pub fn passes(&mut self, conn: ConnId, frame: &Frame) -> bool {
-        self.sessions.passes(conn, frame)
+    /// While the connection wants no frames: which of those that wait may go on all the same, if any.
+    pub fn passing(&mut self, conn: ConnId, frames: &VecDeque<Frame>) -> Option<usize> {
+        self.sessions.passing(conn, frames)
     }
 
     /// May the connection's socket be read? The runtime adds its own reason, memory.
@@ -185,6 +186,11 @@ impl Engine {
     /// One frame of a connection that wants frames.
     pub fn frame(&mut self, conn: ConnId, frame: Frame, now: Now) {
         self.sessions.frame(&mut self.cx, conn, frame, now);
+        // Where a rate may hold the connection, it is to do so before the next frame. (For a topic on another core the session holds itself
+        // until that core has charged the publish.)
+        if self.cx.rate_limited {
+            self.run_messages(now);
+        }
     }
 
     /// The socket is gone.
@@ -241,6 +247,7 @@ impl Engine {
     /// Somebody changed the metadata store.
     pub fn metadata_changed(&mut self, key: &str, value: Option<&Bytes>) {
         self.cx.metadata.apply(key, value);
+        self.cx.look_for_rates();
         self.cx.policies_changed = true;
     }
 

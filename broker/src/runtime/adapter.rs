@@ -4,6 +4,7 @@ use super::port::{
     ConnId, CoreEngine, CoreId, Figures, Held, NetworkEffects, Now, Output, ReadRule,
 };
 use crate::engine::{Engine, Message, OutBuf};
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use vela_codec::Frame;
@@ -34,8 +35,8 @@ impl CoreEngine for Engine {
         Engine::wants_frames(self, conn)
     }
 
-    fn passes(&mut self, conn: ConnId, frame: &Frame) -> bool {
-        Engine::passes(self, conn, frame)
+    fn passing(&mut self, conn: ConnId, frames: &VecDeque<Frame>) -> Option<usize> {
+        Engine::passing(self, conn, frames)
     }
 
     fn read_rule(&mut self, conn: ConnId) -> ReadRule {

@@ -16,8 +16,7 @@ use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder, hot};
-use vela_proto::base_command::Type;
+use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder};
 
 /// Bytes one connection may read before others get their turn.
 pub(super) const READ_BUDGET: usize = 256 * 1024;
@@ -251,22 +250,13 @@ impl Conn {
         }
     }
 
-    /// Hands on what may pass the publishes that wait. Only publishes are passed: anything else keeps its place.
+    /// Hands on what may pass the publishes that wait.
     fn pass<E: CoreEngine>(&mut self, engine: &mut E, id: ConnId, now: Now) {
-        let mut at = 0;
-        while engine.read_rule(id) == ReadRule::Ahead
-            && let Some(frame) = self.queue.get(at)
+        while let Some(at) = engine.passing(id, &self.queue)
+            && let Some(frame) = self.queue.remove(at)
         {
-            if engine.passes(id, frame) {
-                if let Some(frame) = self.queue.remove(at) {
-                    self.queued_roots = self.queued_roots.saturating_sub(frame.root_capacity());
-                    engine.frame(id, frame, now);
-                }
-            } else if hot::command_type(frame.command()) == Ok(Type::Send) {
-                at += 1;
-            } else {
-                return;
-            }
+            self.queued_roots = self.queued_roots.saturating_sub(frame.root_capacity());
+            engine.frame(id, frame, now);
         }
     }
 

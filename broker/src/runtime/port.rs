@@ -3,6 +3,7 @@
 
 pub(super) use crate::engine::ReadRule;
 pub(super) use crate::engine::{ConnId, CoreId, Now};
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use vela_codec::Frame;
@@ -102,9 +103,9 @@ pub(super) trait CoreEngine: 'static {
     fn max_frame(&self) -> usize;
     /// Whether the next frame of this connection may be handed over.
     fn wants_frames(&mut self, conn: ConnId) -> bool;
-    /// While no frames are wanted: whether this one may go on all the same, past publishes that wait in front of it.
-    fn passes(&mut self, _conn: ConnId, _frame: &Frame) -> bool {
-        false
+    /// While no frames are wanted: which of those that wait may go on all the same.
+    fn passing(&mut self, _conn: ConnId, _frames: &VecDeque<Frame>) -> Option<usize> {
+        None
     }
     /// Whether the socket is to be read.
     fn read_rule(&mut self, conn: ConnId) -> ReadRule {

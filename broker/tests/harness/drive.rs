@@ -9,6 +9,10 @@ use vela_broker::store::wal::{Space, Wal, WalError, WalEvent};
 use vela_codec::{Accounting, decode_command};
 
 use super::{Fault, Incoming, Peer, Step, World};
+use vela_broker::engine::ReadRule;
+
+/// Waiting bytes up to which a connection that a rate holds is read, as in the runtime.
+const READ_AHEAD: usize = 64 * 1024;
 
 impl World {
     /// Everything that could happen next.
@@ -27,7 +31,16 @@ impl World {
                 && engine.wants_frames(conn.id);
             if wants && !conn.frames.is_empty() {
                 steps.push(Step::Frames(Peer(index)));
-            } else if wants {
+            } else if wants
+                || (!conn.to_broker.is_empty()
+                    && conn
+                        .frames
+                        .iter()
+                        .map(vela_codec::Frame::len)
+                        .sum::<usize>()
+                        < READ_AHEAD
+                    && engine.read_rule(conn.id) == ReadRule::Ahead)
+            {
                 steps.push(Step::Read(Peer(index)));
             }
             if conn.dirty && !conn.stuck {
@@ -181,6 +194,12 @@ impl World {
                 self.struck += 1;
                 self.leaked.push(frame.clone());
             }
+            core.engine.frame(conn.id, frame, now);
+            core.awake = true;
+        }
+        while let Some(at) = core.engine.passing(conn.id, &conn.frames)
+            && let Some(frame) = conn.frames.remove(at)
+        {
             core.engine.frame(conn.id, frame, now);
             core.awake = true;
         }

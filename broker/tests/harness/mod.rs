@@ -428,6 +428,13 @@ impl World {
         &self.shards[shard as usize].wal
     }
 
+    /// Every core has a turn next.
+    pub fn wake_all(&mut self) {
+        for core in &mut self.cores {
+            core.awake = true;
+        }
+    }
+
     /// Time passes; what is due is carried out.
     pub fn advance(&mut self, ms: u64) {
         self.now.ms += ms;

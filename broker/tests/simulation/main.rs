@@ -16,6 +16,7 @@ mod consume;
 mod hear;
 mod model;
 mod publish;
+mod rates;
 mod readers;
 mod restart;
 mod rng;

@@ -21,6 +21,11 @@ const SERVER_VERSION: &str = concat!("Pulsar Server (Vela ", env!("CARGO_PKG_VER
 const RESERVED_SUBSCRIPTIONS: [&str; 2] = ["pulsar.repl", "pulsar.dedup"];
 /// Schema type of a consumer that takes whatever schema the topic has.
 const AUTO_CONSUME: i32 = proto::schema::Type::AutoConsume as i32;
+/// Longest name of a subscription, producer or consumer, bytes, as for topics: a bound on what one name can hold in memory, and on
+/// what a short question can be answered with.
+const MAX_NAME: usize = 4096;
+/// Most bytes of the properties of a subscription.
+const MAX_PROPERTIES: usize = 64 << 10;
 /// A frame that names an unusable consumer id.
 const NO_CONSUMER: &str = "Consumer not found on this connection";
 
@@ -32,7 +37,7 @@ impl Session {
         if self.stage == Stage::Start {
             return match (kind, command.connect) {
                 (Type::Connect, Some(connect)) => self.connect(cx, &connect),
-                (Type::AuthResponse, _) => self.unexpected_auth(cx),
+                (Type::AuthResponse, _) => self.unexpected_auth(cx, command.auth_response),
                 _ => self.protocol_error(cx),
             };
         }
@@ -62,7 +67,7 @@ impl Session {
                     self.redeliver(cx, &redeliver);
                 }
             }
-            Type::AuthResponse => self.unexpected_auth(cx),
+            Type::AuthResponse => self.unexpected_auth(cx, command.auth_response),
             _ => self.question(cx, kind, command, now),
         }
     }
@@ -151,14 +156,17 @@ impl Session {
         self.send(cx, &connected);
     }
 
-    /// No authentication round is running, so nobody can answer one.
-    fn unexpected_auth(&mut self, cx: &mut Context) {
-        self.send_error(
-            cx,
-            reply::NO_REQUEST,
-            ServerError::AuthenticationError,
-            "No authentication is in progress on this connection",
-        );
+    /// No authentication round is running, so nobody can answer one. An answer without credentials is not one either.
+    fn unexpected_auth(&mut self, cx: &mut Context, answer: Option<proto::CommandAuthResponse>) {
+        let credentials = answer.and_then(|answer| answer.response);
+        if credentials.is_some_and(|c| c.auth_method_name.is_some() && c.auth_data.is_some()) {
+            self.send_error(
+                cx,
+                reply::NO_REQUEST,
+                ServerError::AuthenticationError,
+                "No authentication is in progress on this connection",
+            );
+        }
         self.protocol_error(cx);
     }
 
@@ -250,6 +258,16 @@ impl Session {
             let text = "Schemas are not served by this version; create the producer without one";
             return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
         }
+        if let Err((error, message)) = check_name("Producer", producer.producer_name.as_deref())
+            .and_then(|()| {
+                check_name(
+                    "Initial subscription",
+                    producer.initial_subscription_name.as_deref(),
+                )
+            })
+        {
+            return self.send_error(cx, request_id, error, message);
+        }
         let initial_subscription = producer
             .initial_subscription_name
             .filter(|name| !name.is_empty());
@@ -338,6 +356,7 @@ impl Session {
         }
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let client = self.next_client(id);
+        let siblings = u32::try_from(self.consumers.len()).unwrap_or(u32::MAX);
         self.consumers.insert(
             id,
             Client {
@@ -367,6 +386,7 @@ impl Session {
                 .collect(),
             epoch: subscribe.consumer_epoch,
             address: self.peer.to_string(),
+            siblings,
             version: self.version,
         };
         cx.post(
@@ -606,6 +626,16 @@ impl Session {
     }
 }
 
+fn check_name(what: &str, name: Option<&str>) -> Result<(), (ServerError, String)> {
+    match name.map_or(0, str::len) {
+        0..=MAX_NAME => Ok(()),
+        len => Err((
+            ServerError::NotAllowedError,
+            format!("{what} name is {len} bytes, at most {MAX_NAME} are taken; use a shorter one"),
+        )),
+    }
+}
+
 fn check_subscribe(
     cx: &Context,
     subscribe: &proto::CommandSubscribe,
@@ -623,15 +653,29 @@ fn check_subscribe(
             format!("Consumer metadata is {size} bytes, maxConsumerMetadataSize is {limit}"),
         ));
     }
+    check_name("Subscription", Some(&subscribe.subscription))?;
+    check_name("Consumer", subscribe.consumer_name.as_deref())?;
+    let properties = subscribe.subscription_properties.iter();
+    let size: usize = properties
+        .map(|p| p.key.len() + p.value.len() + std::mem::size_of_val(p))
+        .sum();
+    if size > MAX_PROPERTIES {
+        return Err((
+            ServerError::NotAllowedError,
+            format!(
+                "Subscription properties take {size} bytes, at most {MAX_PROPERTIES} are taken"
+            ),
+        ));
+    }
     let name = &subscribe.subscription;
-    if name.is_empty()
+    if name.trim().is_empty()
         || RESERVED_SUBSCRIPTIONS
             .iter()
             .any(|reserved| name.starts_with(reserved))
     {
         return Err((
             ServerError::ProducerBusy,
-            format!("'{name}' cannot be a subscription name: it is empty or reserved"),
+            format!("'{name}' cannot be a subscription name: it is blank or reserved"),
         ));
     }
     let shared = subscribe.sub_type == SubType::Shared as i32;

@@ -2,7 +2,7 @@
 
 use vela_proto::{self as proto, ServerError, command_get_topics_of_namespace::Mode};
 
-use super::{Inquiry, Session, Sessions};
+use super::{Listing, Session, Sessions};
 use crate::engine::context::{Context, MetadataRequest};
 use crate::engine::message::{Message, SessionRef};
 use crate::engine::metadata::{Metadata, PartitionCheck, may_be_partitioned};
@@ -80,8 +80,7 @@ impl Session {
                 &reply::partitions_failed(request_id, ServerError::TooManyRequests, text),
             );
         }
-        self.inquiries
-            .insert(request_id, Inquiry::Partitions { create: auto });
+        self.inquiries.insert(request_id, auto);
         let core = cx.core_of_shard(name.shard(cx.shards));
         cx.post(
             core,
@@ -144,18 +143,11 @@ impl Session {
                 &reply::topics(request_id, Vec::new(), EMPTY_HASH.into(), changed),
             );
         }
-        if self.inquiries.len() >= MAX_INQUIRIES {
-            let text = format!("{MAX_INQUIRIES} questions of this connection are still open");
-            return self.send_error(cx, request_id, ServerError::TooManyRequests, text);
-        }
-        self.inquiries.insert(
-            request_id,
-            Inquiry::Topics {
-                missing: cx.cores,
-                names: Vec::new(),
-                hash: question.topics_hash,
-            },
-        );
+        self.listing = Some(Box::new(Listing {
+            missing: cx.cores,
+            names: Vec::new(),
+            hash: question.topics_hash,
+        }));
         for core in 0..cx.cores {
             cx.post(
                 core,
@@ -168,22 +160,22 @@ impl Session {
         }
     }
 
-    pub(super) fn topics(&mut self, cx: &mut Context, request_id: u64, more: Vec<String>) {
-        let Some(Inquiry::Topics { missing, names, .. }) = self.inquiries.get_mut(&request_id)
-        else {
-            return;
+    /// A core's part of a list. True if it was the last one and frames may go on.
+    pub(super) fn topics(&mut self, cx: &mut Context, request_id: u64, more: Vec<String>) -> bool {
+        let Some(listing) = &mut self.listing else {
+            return false;
         };
-        names.extend(more);
-        *missing = missing.saturating_sub(1);
-        if *missing > 0 {
-            return;
+        listing.names.extend(more);
+        listing.missing = listing.missing.saturating_sub(1);
+        if listing.missing > 0 {
+            return false;
         }
-        let Some(Inquiry::Topics {
-            mut names, hash, ..
-        }) = self.inquiries.remove(&request_id)
-        else {
-            return;
+        let Some(listing) = self.listing.take() else {
+            return false;
         };
+        let Listing {
+            mut names, hash, ..
+        } = *listing;
         names.sort_unstable();
         let new_hash = topics_hash(&names);
         let changed = hash.as_deref() != Some(new_hash.as_str());
@@ -191,6 +183,7 @@ impl Session {
             names.clear();
         }
         self.send(cx, &reply::topics(request_id, names, new_hash, changed));
+        true
     }
 }
 
@@ -220,8 +213,8 @@ impl Sessions {
             return;
         };
         let create = match session.inquiries.remove(&request_id) {
-            Some(Inquiry::Partitions { create }) => create,
-            _ => return,
+            Some(create) => create,
+            None => return,
         };
         if exists {
             return session.send(cx, &reply::partitions(request_id, 0));

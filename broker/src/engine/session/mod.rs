@@ -55,17 +55,15 @@ struct Client {
     state: ClientState,
 }
 
-/// A question to the topics' cores that is still open.
+/// A GET_TOPICS_OF_NAMESPACE that is still open.
 #[derive(Debug)]
-enum Inquiry {
-    /// PARTITIONED_METADATA; `create` = a missing topic may be made.
-    Partitions { create: bool },
-    /// GET_TOPICS_OF_NAMESPACE: answers still missing, names so far, the client's hash.
-    Topics {
-        missing: CoreId,
-        names: Vec<String>,
-        hash: Option<String>,
-    },
+struct Listing {
+    /// Cores that have not answered.
+    missing: CoreId,
+    /// Names so far.
+    names: Vec<String>,
+    /// The client's hash.
+    hash: Option<String>,
 }
 
 /// The broker's end of one connection.
@@ -91,7 +89,10 @@ pub(super) struct Session {
     pinged: bool,
     /// Topics that want to know whether the peer is alive: probe, core, deadline.
     probes: Vec<(u64, CoreId, u64)>,
-    inquiries: BTreeMap<u64, Inquiry>,
+    /// PARTITIONED_METADATA that topics' cores have not answered: may a missing topic be made?
+    inquiries: BTreeMap<u64, bool>,
+    /// One list of topics at a time: it may be long, and the question is short. Frames wait for its answer.
+    listing: Option<Box<Listing>>,
 }
 
 impl Session {
@@ -243,6 +244,7 @@ impl Sessions {
             pinged: false,
             probes: Vec::new(),
             inquiries: BTreeMap::new(),
+            listing: None,
         }));
         if interval > 0 {
             self.timers
@@ -432,6 +434,8 @@ impl Sessions {
                     return;
                 };
                 session.send(cx, &command);
+                // Questions may be much shorter than their answers: no more of them until these are read.
+                session.watch_answers();
             }
             Message::Hold { session, reason } => self.throttle(cx, session, reason, true, now),
             Message::Release { session, reason } => self.throttle(cx, session, reason, false, now),
@@ -454,7 +458,9 @@ impl Sessions {
                 let Some(session) = self.find(session) else {
                     return;
                 };
-                session.topics(cx, request_id, names);
+                if session.topics(cx, request_id, names) {
+                    Self::settle(session, cx, now);
+                }
             }
             other => self.client_message(cx, other, now),
         }

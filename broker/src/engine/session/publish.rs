@@ -9,6 +9,9 @@ use crate::engine::message::{AckedId, Message, SendId};
 use crate::engine::time::Now;
 use crate::store::log::Position;
 
+/// Bytes that a message takes in a batch at least: the size of its metadata, and metadata with its payload size.
+const SMALLEST_IN_BATCH: u32 = 6;
+
 impl Session {
     /// SEND: checked here, stored by the topic, answered in the order of the SENDs.
     pub(super) fn publish(&mut self, cx: &mut Context, frame: Frame, now: Now) {
@@ -53,6 +56,13 @@ impl Session {
         let (client_ref, core) = (self.client_ref(client, send.producer_id), client.core);
         let bytes = frame.rest().len() as u32;
         self.publish_begun(cx, bytes);
+        // Rates are charged by what the client says; a batch cannot hold more messages than fit into the largest one.
+        let most = cx.settings.max_message_size / SMALLEST_IN_BATCH;
+        let num_messages = (send.num_messages.max(1) as u32).min(most.max(1));
+        let awaits = cx.rate_limited && core != cx.core;
+        if awaits {
+            self.await_charge();
+        }
         cx.post(
             core,
             Message::Publish {
@@ -64,7 +74,8 @@ impl Session {
                         .filter(|highest| *highest >= send.sequence_id),
                     bytes,
                 },
-                num_messages: send.num_messages.max(1) as u32,
+                num_messages,
+                awaits,
                 refused,
                 frame,
             },

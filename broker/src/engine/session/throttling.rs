@@ -3,6 +3,8 @@
 //! Each reason is counted on the session ([`Throttle`]), so a late release of an old hold never clears a newer one. Memory is not
 //! among them: the runtime, which owns sockets and receive buffers, stops *reading* for it, and what has been read goes on.
 
+use std::collections::VecDeque;
+
 use vela_codec::{Frame, hot};
 use vela_limiter::{Latch, Reason, Throttle};
 use vela_proto::base_command::Type;
@@ -46,23 +48,34 @@ impl Session {
     pub(super) fn wants_frames(&self, pacing: PublishPacing) -> bool {
         self.stage != Stage::Closing
             && self.holds.frame.is_none()
+            && self.listing.is_none()
             && (pacing == PublishPacing::Read || self.holds.throttle.may_deliver())
     }
 
-    /// Does the session take this frame although it wants none? While nothing but a rate holds it, what asks for no publish goes on.
-    pub(super) fn passes(&self, frame: &Frame) -> bool {
-        self.stage == Stage::Connected
-            && self.holds.frame.is_none()
-            && self.holds.throttle.only_rate()
-            && matches!(
-                hot::command_type(frame.command()),
-                Ok(Type::Ping | Type::Pong | Type::Flow | Type::Ack | Type::CloseConsumer)
-            )
+    /// Which of the waiting frames goes on although the session wants none: while nothing but a rate holds it, PING, PONG, FLOW, ACK and
+    /// CLOSE_CONSUMER pass the SENDs in front of them. They pass nothing else, so that commands that depend on each other keep their order.
+    fn passing(&self, frames: &VecDeque<Frame>) -> Option<usize> {
+        if self.stage != Stage::Connected
+            || self.holds.frame.is_some()
+            || self.listing.is_some()
+            || !self.holds.throttle.only_rate()
+        {
+            return None;
+        }
+        let kind = |frame: &Frame| hot::command_type(frame.command());
+        let at = frames
+            .iter()
+            .position(|frame| kind(frame) != Ok(Type::Send))?;
+        let free = matches!(
+            kind(frames.get(at)?),
+            Ok(Type::Ping | Type::Pong | Type::Flow | Type::Ack | Type::CloseConsumer)
+        );
+        free.then_some(at)
     }
 
     /// May its socket be read?
     pub(super) fn read_rule(&self) -> ReadRule {
-        if self.stage == Stage::Closing || self.holds.frame.is_some() {
+        if self.stage == Stage::Closing || self.holds.frame.is_some() || self.listing.is_some() {
             ReadRule::Stop
         } else if self.holds.throttle.may_read() {
             ReadRule::Read
@@ -88,6 +101,11 @@ impl Session {
                 .pending_requests
                 .set(&mut holds.throttle, Reason::PendingRequests, true);
         }
+    }
+
+    /// Holds itself until the topic's core has charged the publish and says whether it may go on.
+    pub(super) fn await_charge(&mut self) {
+        self.holds.throttle.hold(Reason::TopicRate);
     }
 
     /// One SEND has its answer. True if the session may go on because of it.
@@ -121,6 +139,14 @@ impl Session {
         }
     }
 
+    /// The same where an answer was written outside of its frame: above the high mark the session takes nothing more.
+    pub(super) fn watch_answers(&mut self) {
+        if self.out.len() > OUTBOUND_HIGH {
+            self.watch_output();
+            self.reading = false;
+        }
+    }
+
     /// Follows the core's pending publish bytes.
     pub(super) fn follow_pending_bytes(&mut self, held: bool) {
         let holds = &mut self.holds;
@@ -136,9 +162,12 @@ impl Sessions {
             .is_some_and(|session| session.wants_frames(cx.settings.publish_pacing))
     }
 
-    pub(in crate::engine) fn passes(&mut self, conn: ConnId, frame: &Frame) -> bool {
-        self.get(conn.slot, conn.generation)
-            .is_some_and(|session| session.passes(frame))
+    pub(in crate::engine) fn passing(
+        &mut self,
+        conn: ConnId,
+        frames: &VecDeque<Frame>,
+    ) -> Option<usize> {
+        self.get(conn.slot, conn.generation)?.passing(frames)
     }
 
     pub(in crate::engine) fn read_rule(&mut self, conn: ConnId) -> ReadRule {
@@ -196,10 +225,12 @@ impl Sessions {
     pub(super) fn settle(session: &mut Session, cx: &mut Context, now: Now) {
         if session.stage != Stage::Closing
             && session.holds.throttle.may_deliver()
+            && session.listing.is_none()
             && let Some(frame) = session.holds.frame.take()
         {
             Self::handle(session, cx, *frame, now);
         }
+        session.watch_answers();
         let wants = session.wants_frames(cx.settings.publish_pacing)
             && session.read_rule() == ReadRule::Read;
         if wants && !session.reading {

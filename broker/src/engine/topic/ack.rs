@@ -20,6 +20,9 @@ const WIDE_SET: &str = "the ack set is wider than the batch can be";
 /// Words of an ack set that are taken for an entry whose batch size is not at hand: twice the batch that clients make by
 /// default. What a set may hold on to in memory is bounded by it.
 const UNCHECKED_WORDS: usize = 32;
+/// Words of an ack set that are taken at all, 65,536 messages: an entry may claim far more messages than it holds, and what
+/// it claims must not decide how much memory and log a set takes.
+pub(super) const MAX_WORDS: usize = 1024;
 const RESETTING: &str = "the subscription is being reset";
 
 impl Topics {
@@ -62,7 +65,7 @@ impl Topics {
             self.ack_individually(cx, slot, sub_slot, consumer, ids, now)
         };
         if let Some(seat) = self.lanes.get_mut(lane)
-            && seat.lane.is_full()
+            && seat.is_full()
             && seat.hold(client.session)
         {
             let session = client.session;
@@ -143,6 +146,10 @@ impl Topics {
             }
             let batch_size = match id.ack_set.len() {
                 0 => None,
+                words if words > MAX_WORDS => {
+                    refusal = Some((ServerError::UnknownError, WIDE_SET));
+                    continue;
+                }
                 words => {
                     let size = sub.batch_size(id.position, consumer);
                     let size = size.or_else(|| stored_batch_size(&topic.state, seat, id.position));
@@ -277,6 +284,7 @@ impl Subscription {
         let Some(holder) = holder else {
             if whole {
                 self.replay.remove(&position);
+                self.chunks.unpark(position);
             }
             return u32::from(whole);
         };
@@ -302,7 +310,7 @@ impl Subscription {
         if left == 0 {
             holder.pending.remove(&position);
         }
-        holder.unacked = holder.unacked.saturating_sub(freed);
+        holder.unacked = holder.unacked.saturating_sub(u64::from(freed));
         self.unacked = self.unacked.saturating_sub(u64::from(freed));
         freed
     }
@@ -321,7 +329,7 @@ impl Subscription {
         };
         for (position, held) in back {
             let messages = held.permits;
-            consumer.unacked = consumer.unacked.saturating_sub(messages);
+            consumer.unacked = consumer.unacked.saturating_sub(u64::from(messages));
             self.unacked = self.unacked.saturating_sub(u64::from(messages));
             self.replay.insert(position);
             *self.redelivered.entry(position).or_insert(0) += 1;

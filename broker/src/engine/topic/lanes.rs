@@ -10,14 +10,16 @@ use super::Topics;
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, CoreId, Message, SendId, SessionRef};
 use crate::engine::reply;
-use crate::engine::session::throttling::release;
+use crate::engine::session::throttling::{hold, release};
 use crate::engine::time::Now;
 use crate::store::chunk::Chunk;
 use crate::store::log::{AckedId, CursorId, Lane, Position, Record, TopicId, checkpoint};
 use crate::store::wal::{Segment, WalError};
 
-/// Ids in one Acked record.
+/// Ids, and words of their ack sets, in one Acked record, about: far below the largest record whatever the ids are.
 const IDS_PER_RECORD: usize = 4096;
+/// Answers that may wait for the disk in one lane before those who ask are held, beside the bytes of the log.
+const MAX_PENDING: usize = 65_536;
 /// What is said when a lane has failed for good.
 const BROKEN: &str = "the log cannot be written; the broker's own log names the cause";
 
@@ -95,12 +97,21 @@ impl LaneSeat {
 
     /// Appends acknowledged ids, in records that stay small whatever one ACK brings.
     pub(super) fn append_acks(&mut self, topic: TopicId, cursor: CursorId, ids: &[AckedId<'_>]) {
-        for part in ids.chunks(IDS_PER_RECORD) {
+        let mut rest = ids;
+        while !rest.is_empty() {
+            let mut weight = 0;
+            let fits = |id: &&AckedId<'_>| {
+                let before = weight;
+                weight += 1 + id.ack_set.len();
+                before < IDS_PER_RECORD
+            };
+            let (part, behind) = rest.split_at(rest.iter().take_while(fits).count().max(1));
             self.append(&Record::Acked {
                 topic,
                 cursor,
                 ids: part.into(),
             });
+            rest = behind;
         }
     }
 
@@ -113,6 +124,11 @@ impl LaneSeat {
     /// Queues what follows when everything appended so far is durable.
     pub(super) fn push_behind(&mut self, pending: Pending) {
         self.pending.push_back((self.last_seq, pending));
+    }
+
+    /// Whether those who add to the log must wait.
+    pub(super) fn is_full(&self) -> bool {
+        self.lane.is_full() || self.pending.len() >= MAX_PENDING
     }
 
     /// Counts a session as held by this lane; false if it is already.
@@ -162,9 +178,22 @@ impl Topics {
             Some(seat) if seat.everything_durable() => self.answer(cx, core, message),
             Some(seat) if seat.is_broken() => self.answer_lost(cx, core, message),
             Some(seat) => {
+                let asker = match &message {
+                    Message::Acked { client, .. }
+                    | Message::ProducerOpened { client, .. }
+                    | Message::ConsumerOpened { client, .. } => Some(client.session),
+                    Message::Reply { session, .. } => Some(*session),
+                    _ => None,
+                };
                 let seq = seat.last_seq;
                 let message = Box::new(message);
                 seat.push(seq, Pending::Post { core, message });
+                if let Some(session) = asker
+                    && seat.is_full()
+                    && seat.hold(session)
+                {
+                    cx.post(session.core, hold(session, Reason::PendingBytes));
+                }
             }
             None => cx.post(core, message),
         }
@@ -257,7 +286,10 @@ impl Topics {
         let Some(seat) = self.lanes.get_mut(index) else {
             return;
         };
-        if !seat.held.is_empty() && seat.lane.unacked_bytes() <= seat.budget / 2 {
+        if !seat.held.is_empty()
+            && seat.lane.unacked_bytes() <= seat.budget / 2
+            && seat.pending.len() <= MAX_PENDING / 2
+        {
             for session in std::mem::take(&mut seat.held) {
                 cx.post(session.core, release(session, Reason::PendingBytes));
             }

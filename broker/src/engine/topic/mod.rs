@@ -1,6 +1,7 @@
 //! Topics: the producers, subscriptions and log positions of the names that fall to this core.
 
 mod ack;
+mod chunks;
 mod dispatch;
 mod lanes;
 mod meter;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
+use vela_limiter::Reason;
 use vela_proto::ServerError;
 
 pub(super) use self::dispatch::ENTRY_COST;
@@ -25,15 +27,17 @@ use self::rates::{Rates, SharedRates, TopicRate};
 use self::subscription::{ORPHAN_MS, Subscription};
 use super::context::Context;
 use super::message::{
-    ClientKey, ClientRef, Message, OpenConsumer, OpenProducer, SendId, SessionRef,
+    ClientKey, ClientRef, Message, OpenConsumer, OpenProducer, SeekTarget, SendId, SessionRef,
 };
 use super::name::TopicName;
 use super::reply;
 use super::time::Now;
 use crate::store::log::{Lane, LaneState, LedgerInfo, Position, Record, TopicState};
 
-/// Messages that may wait behind an opening that is being decided; a client that sends more loses its connection.
+/// Messages, and ids in them, that may wait behind an opening that is being decided; a client that sends more loses its connection.
 const MAX_WAITING: usize = 4096;
+/// Openings that may wait for an answer about the holder; more are refused as if it were alive.
+const MAX_PROBES: usize = 4096;
 
 /// How long a ledger stays that no subscription holds, milliseconds: Pulsar's default managedLedgerMinLedgerRolloverTimeMinutes.
 const UNCLAIMED_MS: u64 = 10 * 60_000;
@@ -48,6 +52,8 @@ pub(super) struct Topic {
     /// The last durable entry: consumers see the topic up to here.
     pub(super) confirmed: Position,
     producers: Slab<Producer>,
+    /// Producers by their names.
+    producer_names: FxHashMap<String, u32>,
     subs: Slab<Subscription>,
     pub(super) sub_names: BTreeMap<String, u32>,
     /// Questions that need entries which are not in memory.
@@ -71,6 +77,7 @@ impl Topic {
             slot,
             confirmed: state.ledgers.last().unwrap_or(Position::EARLIEST),
             producers: Slab::new(),
+            producer_names: FxHashMap::default(),
             subs: Slab::new(),
             sub_names: BTreeMap::new(),
             operations: Vec::new(),
@@ -162,7 +169,22 @@ enum Seat {
     Waiting {
         probe: u64,
         later: VecDeque<Message>,
+        /// Messages in `later`, and ids and ack set words in those.
+        weight: usize,
     },
+}
+
+/// What a message that waits counts for.
+fn weight(message: &Message) -> usize {
+    match message {
+        Message::Ack { ids, .. } => ids.iter().map(|id| 1 + id.ack_set.len()).sum::<usize>() + 1,
+        Message::Redeliver { ids: Some(ids), .. } => ids.len() + 1,
+        Message::Seek {
+            target: SeekTarget::Position(_, ack_set),
+            ..
+        } => ack_set.len() + 1,
+        _ => 1,
+    }
 }
 
 /// What a liveness probe decides about.
@@ -287,16 +309,25 @@ impl Topics {
 
     /// A message from a session, or from another topic's core.
     pub(super) fn message(&mut self, cx: &mut Context, message: Message, now: Now) {
-        let Some(message) = self.behind_waiting(cx, message) else {
+        let Some(message) = self.behind_waiting(cx, message, now) else {
             return;
         };
         match message {
             Message::Publish {
                 send,
                 num_messages,
+                awaits,
                 refused,
                 frame,
-            } => self.publish(cx, send, num_messages, refused, &frame, now),
+            } => {
+                self.publish(cx, send, num_messages, refused, &frame, now);
+                if awaits {
+                    // Behind the holds of the rates that this publish has put into debt.
+                    let session = send.client.session;
+                    let free = super::session::throttling::release(session, Reason::TopicRate);
+                    cx.post(session.core, free);
+                }
+            }
             Message::Flow { client, permits } => self.flow(cx, client, permits),
             Message::Ack {
                 client,
@@ -380,7 +411,7 @@ impl Topics {
     }
 
     /// Queues a message of a client whose opening is being decided. Closing it takes the opening back.
-    fn behind_waiting(&mut self, cx: &mut Context, message: Message) -> Option<Message> {
+    fn behind_waiting(&mut self, cx: &mut Context, message: Message, now: Now) -> Option<Message> {
         let client = match &message {
             Message::Publish {
                 send: SendId { client, .. },
@@ -397,7 +428,12 @@ impl Topics {
             | Message::ConsumerStats { client, .. } => *client,
             _ => return Some(message),
         };
-        let Some(Seat::Waiting { probe, later }) = self.clients.get_mut(&client.key()) else {
+        let Some(Seat::Waiting {
+            probe,
+            later,
+            weight: waiting,
+        }) = self.clients.get_mut(&client.key())
+        else {
             return Some(message);
         };
         if matches!(
@@ -405,10 +441,15 @@ impl Topics {
             Message::CloseProducer { .. } | Message::CloseConsumer { .. }
         ) {
             self.probes.remove(probe);
+            let later = std::mem::take(later);
             self.clients.remove(&client.key());
+            for message in later {
+                self.answer_unopened(cx, message, now);
+            }
             return Some(message);
         }
-        if later.len() >= MAX_WAITING {
+        *waiting = waiting.saturating_add(weight(&message));
+        if *waiting > MAX_WAITING {
             cx.post(
                 client.session.core,
                 Message::Disconnect {
@@ -421,14 +462,37 @@ impl Topics {
         None
     }
 
+    /// Answers what waited behind an opening that was taken back.
+    fn answer_unopened(&mut self, cx: &mut Context, message: Message, now: Now) {
+        match message {
+            Message::Publish { send, .. } => cx.post(
+                send.client.session.core,
+                Message::SendRefused {
+                    send,
+                    error: ServerError::ServiceNotReady,
+                    message: "the producer was closed before it was open",
+                },
+            ),
+            // Nobody is there: questions are told so.
+            message => self.message(cx, message, now),
+        }
+    }
+
     /// Makes a client wait; what waits already stays.
     fn wait(&mut self, client: ClientRef, probe: u64) {
-        let later = match self.clients.remove(&client.key()) {
-            Some(Seat::Waiting { later, .. }) => later,
-            _ => VecDeque::new(),
+        let seat = match self.clients.remove(&client.key()) {
+            Some(Seat::Waiting { later, weight, .. }) => Seat::Waiting {
+                probe,
+                later,
+                weight,
+            },
+            _ => Seat::Waiting {
+                probe,
+                later: VecDeque::new(),
+                weight: 0,
+            },
         };
-        self.clients
-            .insert(client.key(), Seat::Waiting { probe, later });
+        self.clients.insert(client.key(), seat);
     }
 
     /// Asks whether the holder of a name or of an exclusive subscription is alive; the newcomer waits for the answer.
@@ -436,7 +500,11 @@ impl Topics {
         self.next_probe += 1;
         let probe = self.next_probe;
         self.wait(client, probe);
+        let full = self.probes.len() >= MAX_PROBES;
         self.probes.insert(probe, (client, what));
+        if full {
+            return cx.post(cx.core, Message::Probed { probe, alive: true });
+        }
         cx.post(
             holder.core,
             Message::Probe {

@@ -3,6 +3,7 @@
 use vela_codec::entry::Entry;
 use vela_proto::ServerError;
 
+use super::ack::MAX_WORDS;
 use super::lanes::LaneSeat;
 use super::subscription::mark_delete;
 use super::{Seat, Topic, Topics};
@@ -72,6 +73,15 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        if let SeekTarget::Position(_, ack_set) = &target
+            && ack_set.len() > MAX_WORDS
+        {
+            let text = format!(
+                "The ack set of SEEK has {} words, at most {MAX_WORDS} are taken",
+                ack_set.len()
+            );
+            return self.reply_error(cx, client, request_id, ServerError::MetadataError, text);
+        }
         let busy = topic.operations.len() >= MAX_OPERATIONS;
         let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return;

@@ -61,10 +61,9 @@ impl Topics {
         }
         if let Some(name) = &open.name
             && let Some(holder) = topic
-                .producers
-                .iter()
-                .map(|(_, p)| p)
-                .find(|p| p.name == *name)
+                .producer_names
+                .get(name)
+                .and_then(|index| topic.producers.get(*index as usize))
         {
             let holder = holder.client;
             let text = format!("Producer name '{name}' is in use on topic {}", topic.name);
@@ -101,6 +100,7 @@ impl Topics {
             pending: 0,
             closing: None,
         }) as u32;
+        topic.producer_names.insert(name.clone(), producer);
         let lane = topic.lane;
         let waiting = self.clients.insert(
             client.key(),
@@ -215,7 +215,7 @@ impl Topics {
             },
         );
         let bytes = data.len();
-        if seat.lane.is_full() && seat.hold(client.session) {
+        if seat.is_full() && seat.hold(client.session) {
             cx.post(
                 client.session.core,
                 hold(client.session, Reason::PendingBytes),
@@ -302,7 +302,7 @@ impl Topics {
             && let Some(request_id) = entry.closing
         {
             let lane = topic.lane;
-            topic.producers.remove(producer as usize);
+            topic.remove_producer(producer);
             self.clients.remove(&client.key());
             self.producer_closed(cx, Some(lane), client, request_id);
         }
@@ -350,7 +350,7 @@ impl Topics {
                     return;
                 }
                 if let Some(topic) = self.topics.get_mut(topic as usize) {
-                    topic.producers.try_remove(producer as usize);
+                    topic.remove_producer(producer);
                 }
             }
         }
@@ -362,6 +362,14 @@ impl Topics {
 }
 
 impl super::Topic {
+    fn remove_producer(&mut self, index: u32) {
+        if let Some(gone) = self.producers.try_remove(index as usize)
+            && self.producer_names.get(&gone.name) == Some(&index)
+        {
+            self.producer_names.remove(&gone.name);
+        }
+    }
+
     /// Opens a ledger where there is none, or a new one where the current one is full, large or old.
     pub(super) fn roll_if_due(
         &mut self,

@@ -49,7 +49,7 @@ impl Topics {
             msg_rate_redeliver: Some(consumer.redelivered.rate(now.ms)),
             consumer_name: Some(consumer.name.clone()),
             available_permits: Some(consumer.permits as u64),
-            unacked_messages: Some(u64::from(consumer.unacked)),
+            unacked_messages: Some(consumer.unacked),
             blocked_consumer_on_unacked_msgs: Some(consumer.blocked),
             address: Some(format!("/{}", consumer.address)),
             connected_since: Some(humantime::format_rfc3339_nanos(connected).to_string()),

@@ -5,16 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use slab::Slab;
 use vela_proto::ServerError;
 
+use super::chunks::Chunks;
 use super::lanes::LaneSeat;
 use super::meter::Meter;
-use super::{ProbeFor, Seat, Topic, Topics};
+use super::{MAX_WAITING, ProbeFor, Seat, Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientKey, ClientRef, Message, OpenConsumer};
 use crate::engine::time::Now;
 use crate::store::log::{AckState, CursorId, Position, ReadHint, Record};
 
 /// Delivered bytes that a consumer's session may hold unwritten before it is sent no more.
-pub(super) const WINDOW: usize = 1 << 20;
+///
+/// The consumers of one connection share the memory of one connection: the n-th gets an n-th of this, but at least
+/// [`WINDOW_MIN`].
+const WINDOW: usize = 1 << 20;
+/// The smallest such window.
+const WINDOW_MIN: usize = 64 << 10;
 
 /// An entry that a Shared consumer holds.
 #[derive(Copy, Clone, Debug)]
@@ -45,10 +51,11 @@ pub(super) struct Consumer {
     pub(super) blocked: bool,
     /// Shared: entries it holds and has not acknowledged, with their messages.
     pub(super) pending: BTreeMap<Position, Held>,
-    /// Messages in `pending`.
-    pub(super) unacked: u32,
-    /// Bytes on their way through its session.
+    /// Messages in `pending`. An entry alone may claim `i32::MAX` of them, so they do not fit in 32 bits.
+    pub(super) unacked: u64,
+    /// Bytes on their way through its session, and how many there may be.
     pub(super) unwritten: usize,
+    pub(super) window: usize,
     pub(super) sent: Meter,
     pub(super) sent_bytes: Meter,
     pub(super) redelivered: Meter,
@@ -58,7 +65,7 @@ pub(super) struct Consumer {
 impl Consumer {
     /// May it be sent another entry?
     pub(super) fn available(&self) -> bool {
-        self.opened && self.permits > 0 && !self.blocked && self.unwritten < WINDOW
+        self.opened && self.permits > 0 && !self.blocked && self.unwritten < self.window
     }
 }
 
@@ -81,6 +88,8 @@ pub(super) struct Subscription {
     pub(super) read: Position,
     /// Shared: entries to hand out again.
     pub(super) replay: BTreeSet<Position>,
+    /// Shared: who gets which chunked message, and chunks that wait for their consumer.
+    pub(super) chunks: Chunks,
     /// Shared: how often an entry came back.
     pub(super) redelivered: BTreeMap<Position, u32>,
     pub(super) hint: ReadHint,
@@ -88,6 +97,8 @@ pub(super) struct Subscription {
     /// Messages handed out and not acknowledged, all consumers.
     pub(super) unacked: u64,
     pub(super) blocked: bool,
+    /// How many of the consumers are blocked: mostly none, and then nobody has to be looked at.
+    pub(super) blocked_consumers: usize,
     /// A seek is running.
     pub(super) resetting: bool,
     /// Who asked for it: what finishes a reset must find the subscription that began it, not another one in its slot.
@@ -111,11 +122,13 @@ impl Subscription {
             turn_left: 0,
             read: mark_delete,
             replay: BTreeSet::new(),
+            chunks: Chunks::default(),
             redelivered: BTreeMap::new(),
             hint: ReadHint::default(),
             replay_hint: ReadHint::default(),
             unacked: 0,
             blocked: false,
+            blocked_consumers: 0,
             resetting: false,
             reset_for: None,
             waiting: Vec::new(),
@@ -127,21 +140,43 @@ impl Subscription {
     pub(super) fn rewind(&mut self, mark_delete: Position) {
         self.read = mark_delete;
         self.replay.clear();
+        self.chunks.clear();
         self.redelivered.clear();
         self.unacked = 0;
         self.blocked = false;
     }
 
-    pub(super) fn reorder(&mut self) {
-        self.order = self.consumers.iter().map(|(index, _)| index).collect();
-        let consumers = &self.consumers;
-        self.order.sort_by_key(|index| {
-            consumers
+    /// Where in `order` the consumers of this priority and incarnation begin, or would begin.
+    fn place(&self, key: (i32, u32)) -> usize {
+        self.order.partition_point(|index| {
+            self.consumers
                 .get(*index)
-                .map_or((i32::MAX, 0), |c| (c.priority, c.client.incarnation))
-        });
-        self.turn = 0;
-        self.turn_left = 0;
+                .is_some_and(|c| (c.priority, c.client.incarnation) < key)
+        })
+    }
+
+    /// Adds a consumer in its place among the others. Nobody else is looked at: subscriptions may have very many.
+    pub(super) fn admit(&mut self, consumer: Consumer) -> u32 {
+        let at = self.place((consumer.priority, consumer.client.incarnation));
+        let index = self.consumers.insert(consumer);
+        self.order.insert(at, index);
+        (self.turn, self.turn_left) = (0, 0);
+        index as u32
+    }
+
+    /// Takes a consumer out.
+    fn dismiss(&mut self, index: usize) -> Option<Consumer> {
+        let consumer = self.consumers.get(index)?;
+        let near = self.place((consumer.priority, consumer.client.incarnation));
+        // Consumers of different connections may share an incarnation: theirs stand next to each other.
+        let at = self.order.iter().skip(near).position(|i| *i == index);
+        if let Some(at) = at {
+            self.order.remove(near + at);
+        }
+        let gone = self.consumers.try_remove(index)?;
+        self.blocked_consumers -= usize::from(gone.blocked);
+        (self.turn, self.turn_left) = (0, 0);
+        Some(gone)
     }
 }
 
@@ -250,6 +285,13 @@ impl Topics {
                 ),
             );
         }
+        if sub.resetting && sub.waiting.len() >= MAX_WAITING {
+            let text = format!(
+                "Subscription '{}' of {topic_name} is being reset and {MAX_WAITING} consumers wait for it; try again",
+                sub.name
+            );
+            return refuse(ServerError::ServiceNotReady, text);
+        }
         if sub.resetting {
             sub.waiting.push((client, open));
             self.wait(client, 0);
@@ -287,7 +329,7 @@ impl Topics {
         } else {
             0
         };
-        let consumer = sub.consumers.insert(Consumer {
+        let consumer = sub.admit(Consumer {
             client,
             name: open.name,
             address: open.address,
@@ -302,12 +344,12 @@ impl Topics {
             pending: BTreeMap::new(),
             unacked: 0,
             unwritten: 0,
+            window: (WINDOW / (open.siblings as usize).saturating_add(1)).max(WINDOW_MIN),
             sent: Meter::default(),
             sent_bytes: Meter::default(),
             redelivered: Meter::default(),
             acked: Meter::default(),
-        }) as u32;
-        sub.reorder();
+        });
         let lane = topic.lane;
         let waiting = self.clients.insert(
             client.key(),
@@ -373,11 +415,10 @@ impl Topics {
         let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return;
         };
-        let Some(gone) = sub.consumers.try_remove(consumer as usize) else {
+        let Some(gone) = sub.dismiss(consumer as usize) else {
             return;
         };
         self.clients.remove(&gone.client.key());
-        sub.reorder();
         if sub.consumers.is_empty() {
             let mark_delete = mark_delete(&topic.state, sub);
             sub.rewind(mark_delete);
@@ -391,8 +432,9 @@ impl Topics {
                 }
             }
         } else if sub.shared {
-            sub.unacked = sub.unacked.saturating_sub(u64::from(gone.unacked));
+            sub.unacked = sub.unacked.saturating_sub(gone.unacked);
             sub.replay.extend(gone.pending.into_keys());
+            sub.replay.extend(sub.chunks.left(gone.client.key()));
             sub.unblock(cx);
             topic.mark_dirty(&mut self.dirty);
         }
@@ -598,13 +640,17 @@ impl Subscription {
             self.blocked = false;
             freed = true;
         }
-        let limit = cx.settings.max_unacked_messages_per_consumer;
+        if self.blocked_consumers == 0 {
+            return freed;
+        }
+        let limit = u64::from(cx.settings.max_unacked_messages_per_consumer);
         for (_, consumer) in self
             .consumers
             .iter_mut()
             .filter(|(_, c)| c.blocked && c.unacked <= limit / 2)
         {
             consumer.blocked = false;
+            self.blocked_consumers -= 1;
             consumer.permits += std::mem::take(&mut consumer.parked);
             freed = true;
         }

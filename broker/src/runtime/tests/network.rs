@@ -126,9 +126,7 @@ fn what_waits_behind_a_hold_is_bounded_by_the_socket() {
     // One read's worth of frames, each in its own memory, and the core's buffer.
     assert!(most <= 3 * 1024 * 1024, "{most} bytes retained");
     drop(client);
-    eventually("memory is free again", || {
-        server.retained() == 0
-    });
+    eventually("memory is free again", || server.retained() == 0);
     server.stop();
 }
 
@@ -214,9 +212,7 @@ fn connections_that_come_and_go_leave_nothing_behind() {
         }
     }
     eventually("all gone", || server.connections() == 0);
-    eventually("memory is free again", || {
-        server.retained() == 0
-    });
+    eventually("memory is free again", || server.retained() == 0);
     server.stop();
 }
 
@@ -228,9 +224,7 @@ fn idle_connections_own_no_buffer() {
     for client in &mut clients {
         client.call(ECHO, b"hello");
     }
-    eventually("no memory is held", || {
-        server.retained() == 0
-    });
+    eventually("no memory is held", || server.retained() == 0);
     server.stop();
 }
 
