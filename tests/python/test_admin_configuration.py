@@ -336,9 +336,10 @@ def test_metrics_name_what_holds_connections(broker):
         'pulsar_broker_throttled_connections{cluster="standalone"} ',
         'pulsar_broker_publish_in_progress_buffer_memory_usage{cluster="standalone"} ',
         'pulsar_broker_publish_in_progress_buffer_memory_throttled{cluster="standalone"} ',
-        'vela_throttled_connections{core="0",reason="topic-rate"} ',
+        'vela_throttled_connections{reason="topic-rate"} ',
+        'vela_throttled_connections{reason="memory"} ',
         'vela_buffer_memory_bytes{holder="inbound"} ',
-        'vela_throttle_transitions_total{transition="throttled"} ',
+        "vela_memory_throttles_total ",
     ):
         assert line in text
     families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}

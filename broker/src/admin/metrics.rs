@@ -3,7 +3,7 @@
 use super::{CoreSample, MemorySample, Sample};
 use metrics::{counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use vela_limiter::{Holder, Reason};
+use vela_limiter::Reason;
 
 /// The exporter: filled from a sample when it is looked at.
 pub(super) struct Metrics {
@@ -18,13 +18,6 @@ struct PerCore {
     name: &'static str,
     help: &'static str,
     value: fn(&CoreSample) -> u64,
-}
-
-/// One metric of the whole broker, under the label `cluster` if the name is Pulsar's.
-struct Whole {
-    name: &'static str,
-    help: &'static str,
-    value: fn(&Sample) -> u64,
 }
 
 const GAUGES: &[PerCore] = &[
@@ -113,71 +106,118 @@ const COUNTERS: &[PerCore] = &[
     },
 ];
 
-const OF_BROKER: &[Whole] = &[
-    Whole {
+/// One metric of memory, under the label `cluster` if the name is Pulsar's.
+struct OfMemory {
+    name: &'static str,
+    help: &'static str,
+    value: fn(&MemorySample) -> u64,
+}
+
+const MEMORY_GAUGES: &[OfMemory] = &[
+    OfMemory {
         name: "vela_retained_bytes",
-        help: "Bytes of receive memory that inbound frames keep alive, by capacity",
-        value: |sample| sample.memory.retained,
+        help: "Receive memory that inbound frames keep alive, in bytes of root capacity",
+        value: |memory| memory.retained,
     },
-    Whole {
-        name: "vela_buffer_memory_budget_bytes",
-        help: "Bytes of buffer memory that there may be in use (bufferMemory); 0: not known",
-        value: |sample| sample.memory.budget,
-    },
-    Whole {
-        name: "vela_memory_limiter_limit_bytes",
-        help: "Retained bytes above which the memory limiter stops reading; 0: it is off",
-        value: |sample| u64::try_from(sample.memory.limit).unwrap_or(0),
-    },
-    Whole {
-        name: "vela_memory_limiter_active",
-        help: "1 while the memory limiter enforces its limit, else 0",
-        value: |sample| u64::from(sample.memory.active),
-    },
-    Whole {
+    OfMemory {
         name: "pulsar_broker_publish_in_progress_buffer_memory_usage",
-        help: "Bytes of receive memory that inbound frames keep alive, by capacity",
-        value: |sample| sample.memory.retained,
+        help: "Receive memory that inbound frames keep alive, in bytes of root capacity",
+        value: |memory| memory.retained,
     },
-    Whole {
+    OfMemory {
         name: "pulsar_broker_publish_in_progress_buffer_memory_throttled",
-        help: "1 while the memory limiter stops the reading of connections, else 0",
-        value: |sample| u64::from(sample.memory.throttled),
+        help: "1 while no connection is read because inbound frames retain too much memory",
+        value: |memory| memory.throttled.into(),
     },
-    Whole {
-        name: "pulsar_broker_throttled_connections",
-        help: "Connections held now for at least one throttle reason",
-        value: |sample| sample.cores.iter().map(|core| core.throttled).sum(),
+    OfMemory {
+        name: "vela_memory_crowded",
+        help: "1 while connections over their fair share of inbound memory are not read",
+        value: |memory| memory.crowded.into(),
+    },
+    OfMemory {
+        name: "vela_memory_auto_active",
+        help: "1 while mode auto limits",
+        value: |memory| memory.active.into(),
+    },
+    OfMemory {
+        name: "vela_memory_limit_bytes",
+        help: "Limit of retained inbound memory, bytes; 0: none",
+        value: |memory| memory.limit,
+    },
+    OfMemory {
+        name: "vela_buffer_memory_budget_bytes",
+        help: "Memory for all buffers together, bytes; 0: not known",
+        value: |memory| memory.budget,
+    },
+    OfMemory {
+        name: "vela_memory_held_connections",
+        help: "Connections that are not read because of memory",
+        value: |memory| memory.held_connections,
     },
 ];
 
-const HELD: &str = "vela_throttled_connections";
-const HOLDERS: &str = "vela_buffer_memory_bytes";
-const TRANSITIONS: &str = "vela_throttle_transitions_total";
+const MEMORY_COUNTERS: &[OfMemory] = &[
+    OfMemory {
+        name: "vela_memory_throttles_total",
+        help: "Times reading was stopped because of inbound memory",
+        value: |memory| memory.throttles,
+    },
+    OfMemory {
+        name: "vela_memory_clears_total",
+        help: "Times reading was allowed again",
+        value: |memory| memory.clears,
+    },
+    OfMemory {
+        name: "vela_memory_auto_activations_total",
+        help: "Times mode auto began to limit",
+        value: |memory| memory.activations,
+    },
+    OfMemory {
+        name: "vela_memory_auto_stand_downs_total",
+        help: "Times mode auto stood down",
+        value: |memory| memory.stand_downs,
+    },
+    OfMemory {
+        name: "vela_frame_timeouts_total",
+        help: "Connections closed because a frame made no progress",
+        value: |memory| memory.frames_stood,
+    },
+    OfMemory {
+        name: "vela_frame_evictions_total",
+        help: "Connections closed because others waited for the memory of their slow frame",
+        value: |memory| memory.frames_evicted,
+    },
+];
 
-fn transitions(memory: &MemorySample) -> [(&'static str, u64); 4] {
-    [
-        ("throttled", memory.transitions.throttled),
-        ("cleared", memory.transitions.cleared),
-        ("activated", memory.transitions.activated),
-        ("stood-down", memory.transitions.stood_down),
-    ]
+const BUFFERS: &str = "vela_buffer_memory_bytes";
+const HELD: &str = "vela_throttled_connections";
+const THROTTLED: &str = "pulsar_broker_throttled_connections";
+
+/// Connections held for `reason`, over all cores. Memory is not the engines' reason but the runtime's.
+fn held(sample: &Sample, reason: Reason) -> u64 {
+    if reason == Reason::Memory {
+        return sample.memory.held_connections;
+    }
+    let held = |core: &CoreSample| core.held.get(reason as usize).copied().unwrap_or(0);
+    sample.cores.iter().map(held).sum()
 }
 
 impl Metrics {
     pub(super) fn new(cluster: &str) -> Self {
         let recorder = PrometheusBuilder::new().build_recorder();
         with_local_recorder(&recorder, || {
-            for whole in OF_BROKER {
-                describe_gauge!(whole.name, whole.help);
-            }
-            describe_gauge!(HELD, "Connections held now, by throttle reason and core");
-            describe_gauge!(HOLDERS, "Bytes of buffer memory in use, by holder");
-            describe_counter!(
-                TRANSITIONS,
-                "Times the memory limiter stopped and resumed reading (throttled, cleared) and, in mode auto, came into \
-                 force and left it (activated, stood-down)"
+            describe_gauge!(
+                THROTTLED,
+                "Connections held now for a throttle reason; one that memory holds as well counts twice"
             );
+            describe_gauge!(HELD, "Connections held now, by throttle reason");
+            describe_gauge!(BUFFERS, "Bytes of buffer memory in use, by holder");
+            for gauge in MEMORY_GAUGES {
+                describe_gauge!(gauge.name, gauge.help);
+            }
+            for counter in MEMORY_COUNTERS {
+                describe_counter!(counter.name, counter.help);
+            }
             for gauge in GAUGES {
                 describe_gauge!(gauge.name, gauge.help);
             }
@@ -195,20 +235,26 @@ impl Metrics {
 
     pub(super) fn render(&self, sample: &Sample) -> String {
         with_local_recorder(&self.recorder, || {
-            for each in OF_BROKER {
-                let value = float((each.value)(sample));
+            for each in MEMORY_GAUGES {
+                let value = float((each.value)(&sample.memory));
                 if each.name.starts_with("pulsar_") {
                     gauge!(each.name, "cluster" => self.cluster.clone()).set(value);
                 } else {
                     gauge!(each.name).set(value);
                 }
             }
-            for (holder, bytes) in Holder::ALL.iter().zip(sample.memory.holders) {
-                gauge!(HOLDERS, "holder" => holder.name()).set(float(bytes));
+            for each in MEMORY_COUNTERS {
+                counter!(each.name).absolute((each.value)(&sample.memory));
             }
-            for (name, times) in transitions(&sample.memory) {
-                counter!(TRANSITIONS, "transition" => name).absolute(times);
+            for (holder, bytes) in sample.memory.holders {
+                gauge!(BUFFERS, "holder" => holder).set(float(bytes));
             }
+            for reason in Reason::ALL {
+                gauge!(HELD, "reason" => reason.name()).set(float(held(sample, reason)));
+            }
+            let throttled: u64 = sample.cores.iter().map(|core| core.throttled).sum();
+            gauge!(THROTTLED, "cluster" => self.cluster.clone())
+                .set(float(throttled + sample.memory.held_connections));
             for (number, core) in sample.cores.iter().enumerate() {
                 let number = number.to_string();
                 for each in GAUGES {
@@ -216,10 +262,6 @@ impl Metrics {
                 }
                 for each in COUNTERS {
                     counter!(each.name, "core" => number.clone()).absolute((each.value)(core));
-                }
-                for (reason, held) in Reason::ALL.iter().zip(core.held) {
-                    gauge!(HELD, "core" => number.clone(), "reason" => reason.name())
-                        .set(float(held));
                 }
             }
         });

@@ -23,7 +23,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
-use vela_limiter::{Holder, Reason, Transitions};
+use vela_limiter::Reason;
 
 /// One core, as metrics show it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -66,23 +66,37 @@ pub struct CoreSample {
     pub rate_limited: u64,
 }
 
-/// Buffer memory, and what its limiter does.
+/// Buffer memory and its limiter, as metrics show them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MemorySample {
-    /// Bytes there may be; 0: not known.
-    pub budget: u64,
-    /// Bytes in use, by holder.
-    pub holders: [u64; Holder::ALL.len()],
-    /// Bytes of receive memory that inbound frames keep alive.
+    /// Bytes that inbound frames keep alive.
     pub retained: u64,
-    /// Bytes of it at which reading stops; 0 or less: none.
-    pub limit: i64,
-    /// Whether the limiter acts now.
-    pub active: bool,
-    /// Whether reading is stopped now because of it.
+    /// No connection is read because of that.
     pub throttled: bool,
-    /// How often each of this happened.
-    pub transitions: Transitions,
+    /// Connections over their fair share are not read because of that.
+    pub crowded: bool,
+    /// `auto` limits at the moment.
+    pub active: bool,
+    /// The limit in bytes; 0: none.
+    pub limit: u64,
+    /// Bytes that all buffers may take; 0: not known.
+    pub budget: u64,
+    /// Bytes in use by holder.
+    pub holders: [(&'static str, u64); 4],
+    /// Times reading was stopped, since the start.
+    pub throttles: u64,
+    /// Times it was allowed again.
+    pub clears: u64,
+    /// Times `auto` began to limit.
+    pub activations: u64,
+    /// Times it stood down.
+    pub stand_downs: u64,
+    /// Connections that are not read because of memory.
+    pub held_connections: u64,
+    /// Connections closed because a frame made no progress.
+    pub frames_stood: u64,
+    /// Connections closed because others waited for the memory of their slow frame.
+    pub frames_evicted: u64,
 }
 
 /// What the broker looks like at one moment.
@@ -90,7 +104,7 @@ pub struct MemorySample {
 pub struct Sample {
     /// Whether it takes connections.
     pub ready: bool,
-    /// Memory of the whole broker.
+    /// Buffer memory and its limiter.
     pub memory: MemorySample,
     /// All cores, by number.
     pub cores: Vec<CoreSample>,

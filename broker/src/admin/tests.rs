@@ -153,22 +153,19 @@ fn metrics_of_cores_memory_and_throttles() {
         let mut sample = http.fake.sample.lock().unwrap();
         sample.memory = MemorySample {
             budget: 1000,
-            holders: [77, 8, 9, 10],
+            holders: [("inbound", 77), ("log", 8), ("cache", 9), ("outbound", 10)],
             retained: 77,
             limit: 500,
             active: true,
             throttled: true,
-            transitions: Transitions {
-                throttled: 3,
-                cleared: 2,
-                activated: 1,
-                ..Transitions::default()
-            },
+            throttles: 3,
+            held_connections: 11,
+            ..MemorySample::default()
         };
         sample.cores[0] = CoreSample {
             turns: 5,
             messages_in: 3,
-            held: [1, 2, 0, 4, 0, 0, 0, 0],
+            held: [0, 2, 0, 4, 0, 0, 0, 0],
             throttled: 5,
             rate_limited: 6,
             ..CoreSample::default()
@@ -177,7 +174,8 @@ fn metrics_of_cores_memory_and_throttles() {
             stalls: 1,
             stalled: true,
             connections: 2,
-            throttled: 2,
+            held: [0, 0, 0, 1, 0, 0, 0, 0],
+            throttled: 1,
             ..CoreSample::default()
         };
     }
@@ -196,16 +194,17 @@ fn metrics_of_cores_memory_and_throttles() {
             "# TYPE vela_retained_bytes gauge",
             "pulsar_broker_publish_in_progress_buffer_memory_usage{cluster=\"standalone\"} 77",
             "pulsar_broker_publish_in_progress_buffer_memory_throttled{cluster=\"standalone\"} 1",
-            "pulsar_broker_throttled_connections{cluster=\"standalone\"} 7",
-            "vela_throttled_connections{core=\"0\",reason=\"memory\"} 1",
-            "vela_throttled_connections{core=\"0\",reason=\"topic-rate\"} 4",
-            "vela_throttle_transitions_total{transition=\"throttled\"} 3",
-            "vela_throttle_transitions_total{transition=\"stood-down\"} 0",
+            "pulsar_broker_throttled_connections{cluster=\"standalone\"} 17",
+            "vela_throttled_connections{reason=\"memory\"} 11",
+            "vela_throttled_connections{reason=\"topic-rate\"} 5",
+            "vela_throttled_connections{reason=\"broker-rate\"} 0",
+            "vela_memory_throttles_total 3",
+            "vela_memory_clears_total 0",
             "vela_buffer_memory_bytes{holder=\"inbound\"} 77",
             "vela_buffer_memory_bytes{holder=\"outbound\"} 10",
             "vela_buffer_memory_budget_bytes 1000",
-            "vela_memory_limiter_limit_bytes 500",
-            "vela_memory_limiter_active 1",
+            "vela_memory_limit_bytes 500",
+            "vela_memory_auto_active 1",
         ] {
             assert!(
                 metrics.lines().any(|each| each == line),

@@ -9,7 +9,9 @@ mod resolve;
 mod value;
 
 pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
-pub use value::{CorePorts, LogFormat, LogLevel, Sync, TopicType, Value};
+pub use value::{BufferSize, CorePorts, LogFormat, LogLevel, Switch, Sync, TopicType, Value};
+
+use vela_limiter::Mode;
 
 /// Keys of the metadata store with values that were set while running: `config/NAME`, the value is the text as it was given.
 pub const DYNAMIC: &str = "config/";
@@ -269,6 +271,46 @@ settings! {
     /// Bytes of one shard's log that may wait to be durable before publishes have to wait.
     log_buffer_mb: u64 = 64,
     "logBufferMb" in 8..=65536 as "MiB";
+
+    /// Memory for all buffers together: inbound frames, log chunks, read cache, output. 0: half of what the control group or the machine has.
+    buffer_memory: u64 = 0,
+    "bufferMemory" in 0..=1073741824 as "MiB", dynamic;
+
+    /// Limit of the memory that inbound frames keep alive, and of the bytes of unanswered publishes: above it sockets are not read, at half of it they are again. auto: half of bufferMemory.
+    max_message_publish_buffer_size_in_mb: BufferSize = BufferSize::Auto,
+    "maxMessagePublishBufferSizeInMB" as "MiB", dynamic;
+
+    /// What that limit does to inbound frames: nothing and uncounted (disabled), nothing (tracking), applies while bufferMemory is 85 % used (auto), applies (enabled).
+    in_progress_request_frame_memory_limit_enabled: Mode = Mode::Auto,
+    "inProgressRequestFrameMemoryLimitEnabled", dynamic;
+
+    /// From 75 % of that limit, stop connections that retain more than their share of it before all others.
+    memory_fairness: Switch = Switch::On,
+    "memoryFairness";
+
+    /// How long a frame that has begun to arrive may make no progress before its connection is closed.
+    frame_timeout: u64 = 30,
+    "frameTimeout" in 1..=86400 as "seconds";
+
+    /// Smallest size of a core's receive buffer.
+    broker_adaptive_recv_byte_buf_allocator_minimum_size: u64 = 1024,
+    "brokerAdaptiveRecvByteBufAllocatorMinimumSize" in 64..=67108864 as "bytes";
+
+    /// Its first size.
+    broker_adaptive_recv_byte_buf_allocator_initial_size: u64 = 16_384,
+    "brokerAdaptiveRecvByteBufAllocatorInitialSize" in 64..=67108864 as "bytes";
+
+    /// Its largest size: the most that one read brings, and the most that a waiting small frame can keep alive.
+    broker_adaptive_recv_byte_buf_allocator_maximum_size: u64 = 1_048_576,
+    "brokerAdaptiveRecvByteBufAllocatorMaximumSize" in 1024..=67108864 as "bytes";
+
+    /// A test aid, to see the broker on slow storage: every log write of the first faultSyncDelaySeconds takes this much longer.
+    fault_sync_delay_millis: u64 = 0,
+    "faultSyncDelayMillis" in 0..=60000 as "milliseconds";
+
+    /// How long faultSyncDelayMillis applies, from the start. 0: always.
+    fault_sync_delay_seconds: u64 = 0,
+    "faultSyncDelaySeconds" in 0..=86400 as "seconds";
 
     /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.
     io_memory_kb: u64 = 64,

@@ -1,6 +1,8 @@
 //! The broker's engine as the runtime's [`CoreEngine`].
 
-use super::port::{ConnId, CoreEngine, CoreId, Figures, NetworkEffects, Now, Output, ReadRule};
+use super::port::{
+    ConnId, CoreEngine, CoreId, Figures, Held, NetworkEffects, Now, Output, ReadRule,
+};
 use crate::engine::{Engine, Message, OutBuf};
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -93,6 +95,19 @@ impl CoreEngine for Engine {
         into.mail.resize_with(effects.mail.len(), Vec::new);
         for (to, from) in into.mail.iter_mut().zip(&mut effects.mail) {
             to.append(from);
+        }
+    }
+
+    fn excused(&mut self, conn: ConnId, _: Now) {
+        Engine::excused(self, conn);
+    }
+
+    fn buffer_memory(&self) -> Held {
+        let memory = Engine::buffer_memory(self);
+        Held {
+            log: memory.log,
+            cache: memory.cache,
+            outbound: memory.outbound,
         }
     }
 

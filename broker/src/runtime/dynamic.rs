@@ -3,12 +3,14 @@
 //! A value that is set over HTTP lies in the metadata store under [`config::DYNAMIC`]. The metadata thread tells
 //! [`Dynamic`] of the change, then every core; each core takes the settings from here and hands them to its engine.
 
-use super::start::engine_settings;
+use super::capacity;
 use crate::admin::Configuration;
-use crate::config::{self, Settings, definition};
-use crate::engine;
+use crate::config::{self, BufferSize, Settings, TopicType, definition};
+use crate::engine::{self, AutoTopicType};
+use crate::logging;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use vela_limiter::MemoryLimiter;
 
 /// Parts of the broker that are not in an engine and follow settings. Called on the metadata thread, one change after
 /// the other; must not block.
@@ -113,6 +115,104 @@ impl Dynamic {
             targets.configure(&settings);
         }
     }
+}
+
+/// What follows settings beside the engines: the memory limiter, and the log lines' level.
+pub(super) struct Targets {
+    limiter: Arc<MemoryLimiter>,
+}
+
+impl Targets {
+    pub(super) fn new(limiter: Arc<MemoryLimiter>) -> Self {
+        Self { limiter }
+    }
+}
+
+impl DynamicTargets for Targets {
+    fn configure(&self, settings: &Settings) {
+        // Each takes effect at once, on every connection; what did not change is left alone.
+        let limiter = &self.limiter;
+        let budget = buffer_budget(settings);
+        if budget != limiter.memory().budget() {
+            limiter.set_budget(budget);
+        }
+        let limit = publish_buffer(settings);
+        if limit != limiter.limit() {
+            limiter.set_limit(limit);
+        }
+        let mode = settings.in_progress_request_frame_memory_limit_enabled;
+        if mode != limiter.mode() {
+            limiter.set_mode(mode);
+        }
+        logging::set_level(settings.log_level);
+    }
+}
+
+/// Bytes that all buffers may take together.
+pub(super) fn buffer_budget(settings: &Settings) -> u64 {
+    match settings.buffer_memory {
+        0 => capacity::memory() / 2,
+        given => given.saturating_mul(1 << 20),
+    }
+}
+
+/// The limit of inbound memory and of unanswered publishes in bytes; 0 or less: none.
+pub(super) fn publish_buffer(settings: &Settings) -> i64 {
+    match settings.max_message_publish_buffer_size_in_mb {
+        BufferSize::Auto => i64::try_from(buffer_budget(settings) / 2).unwrap_or(i64::MAX),
+        BufferSize::MiB(size) => size.saturating_mul(1 << 20),
+    }
+}
+
+/// The engine's part of the settings.
+fn engine_settings(settings: &Settings) -> engine::Settings {
+    engine::Settings {
+        cluster_name: settings.cluster_name.clone(),
+        max_message_size: to_u32(settings.max_message_size),
+        keep_alive_interval_seconds: to_u32(settings.keep_alive_interval_seconds),
+        connection_liveness_check_timeout_millis: to_u32(
+            settings.connection_liveness_check_timeout_millis,
+        ),
+        max_pending_publish_requests_per_connection: to_u32(
+            settings.max_pending_publish_requests_per_connection,
+        ),
+        max_publish_rate_per_topic_in_messages: settings.max_publish_rate_per_topic_in_messages,
+        max_publish_rate_per_topic_in_bytes: settings.max_publish_rate_per_topic_in_bytes,
+        broker_publisher_throttling_max_message_rate: settings
+            .broker_publisher_throttling_max_message_rate,
+        broker_publisher_throttling_max_byte_rate: settings
+            .broker_publisher_throttling_max_byte_rate,
+        max_message_publish_buffer_bytes: publish_buffer(settings),
+        allow_auto_topic_creation: settings.allow_auto_topic_creation,
+        allow_auto_topic_creation_type: match settings.allow_auto_topic_creation_type {
+            TopicType::NonPartitioned => AutoTopicType::NonPartitioned,
+            TopicType::Partitioned => AutoTopicType::Partitioned,
+        },
+        default_num_partitions: settings.default_num_partitions,
+        allow_auto_subscription_creation: settings.allow_auto_subscription_creation,
+        max_unacked_messages_per_consumer: to_u32(settings.max_unacked_messages_per_consumer),
+        max_unacked_messages_per_subscription: to_u32(
+            settings.max_unacked_messages_per_subscription,
+        ),
+        managed_ledger_max_entries_per_ledger: to_u32(
+            settings.managed_ledger_max_entries_per_ledger,
+        ),
+        managed_ledger_max_ledger_rollover_time_ms: settings
+            .managed_ledger_max_ledger_rollover_time_minutes
+            .saturating_mul(60_000),
+        managed_ledger_max_size_per_ledger: settings
+            .managed_ledger_max_size_per_ledger_mbytes
+            .saturating_mul(1 << 20),
+        max_consumer_metadata_size: to_u32(settings.max_consumer_metadata_size),
+        dispatcher_max_round_robin_batch_size: to_u32(
+            settings.dispatcher_max_round_robin_batch_size,
+        ),
+        ..engine::Settings::default()
+    }
+}
+
+fn to_u32(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
 }
 
 /// Sets a dynamic setting from text. A text that it cannot be changes nothing, as in Pulsar; so a slip does not lift a limit.

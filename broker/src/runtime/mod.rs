@@ -1,6 +1,7 @@
 //! The runtime: sockets, disk, timers and cores around the engine. The only code that knows glommio.
 
 mod adapter;
+mod capacity;
 mod clock;
 mod cluster;
 mod conn;
@@ -12,6 +13,7 @@ mod executor;
 mod gate;
 mod guests;
 mod listen;
+mod memory;
 mod port;
 mod post;
 mod preflight;

@@ -3,22 +3,20 @@
 use super::clock::Clock;
 use super::cluster::{Cluster, Common};
 use super::disk::{Disk, LaneIo, MetaEnd, SharedMeta};
-use super::dynamic::{Dynamic, DynamicTargets};
+use super::dynamic::{Dynamic, Targets, buffer_budget, publish_buffer};
 use super::error::StartError;
 use super::guests::Limits;
 use super::listen::{self, Door};
+use super::memory::Intake;
 use super::port::CoreId;
 use super::post::Post;
 use super::preflight;
 use super::rates::RateTable;
 use super::web::Web;
-use crate::admin::{self, MemorySample};
-use crate::config::{self, CorePorts, Settings, Sync, TopicType};
-use crate::engine::{
-    self, AutoTopicType, Engine, EngineConfig, Message, Metadata, ServiceAddress, SharedRates,
-};
-use crate::logging;
-use crate::store::file::{FileOptions, FileWal, SyncMode};
+use crate::admin;
+use crate::config::{self, CorePorts, Settings, Switch, Sync};
+use crate::engine::{self, Engine, EngineConfig, Message, Metadata, ServiceAddress, SharedRates};
+use crate::store::file::{Faults, FileOptions, FileWal, Operation, SyncMode};
 use crate::store::lock::DataDir;
 use crate::store::log::{Lane, LaneConfig, LaneState, recover::recover_lane};
 use crate::store::meta::{Meta, MetaError, MetaService, RedbMeta};
@@ -34,9 +32,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-use vela_codec::{Accounting, FRAME_PADDING};
-use vela_limiter::Retained;
+use std::time::{Duration, Instant};
+use vela_codec::{FRAME_PADDING, Sizes};
+use vela_limiter::{BufferMemory, MemoryLimiter};
 
 /// Namespaces that are there from the start, as in a Pulsar standalone.
 const NAMESPACES: [&str; 3] = ["public/default", "public/functions", "pulsar/system"];
@@ -46,19 +44,6 @@ const META_REQUESTS: usize = 1024;
 const CHUNK_OVERHEAD: usize = 64 * 1024;
 /// Size at which a chunk is sealed, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
-
-/// Counts receive memory into the limiter's counter.
-struct Counted(Arc<Retained>);
-
-impl Accounting for Counted {
-    fn allocated(&self, bytes: usize) {
-        self.0.allocated(bytes);
-    }
-
-    fn released(&self, bytes: usize) {
-        self.0.released(bytes);
-    }
-}
 
 /// Runs the broker until SIGTERM or SIGINT. True: it ended cleanly.
 ///
@@ -92,20 +77,20 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
     let post: Arc<Post<Message>> = Arc::new(Post::new(cores));
     let lanes = open_lanes(settings, &data, &epochs, &post)?;
 
-    let retained = Arc::new(Retained::new());
+    let intake = intake(settings);
     let common = Common {
         cpus,
         io_memory: to_usize(settings.io_memory_kb.saturating_mul(1024)),
         tick_us: settings.tick_us,
         clock: Clock::start(),
-        accounting: Arc::new(Counted(Arc::clone(&retained))),
+        intake: Arc::clone(&intake),
     };
     let service = ServiceAddress {
         advertised: settings.advertised_address.clone(),
         port: ports.shared_port,
         core_ports: ports.core_ports.clone(),
     };
-    dynamic.follow(Box::new(Targets {}));
+    dynamic.follow(Box::new(Targets::new(Arc::clone(&intake.limiter))));
     let wakes = wakes(&post);
     let (shared, ends) = SharedMeta::share(meta, Arc::clone(&dynamic), &wakes);
     let meta = Arc::downgrade(&shared);
@@ -119,10 +104,7 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         ready: Arc::clone(&ready),
         post: Arc::clone(&post),
         figures: cluster.figures.clone(),
-        memory: Box::new(move || MemorySample {
-            retained: retained.bytes(),
-            ..MemorySample::default()
-        }),
+        intake,
         dynamic: Arc::clone(&dynamic),
         meta,
     };
@@ -300,6 +282,7 @@ fn open_lanes(
                 Sync::Never => SyncMode::Never,
             },
             wake: Some(Arc::new(move || waker.wake(core))),
+            faults: SlowWrites::of(settings),
             ..FileOptions::default()
         };
         let (wal, mut recovery) = FileWal::open(data.path(), shard, epoch, options)
@@ -357,6 +340,57 @@ fn open_lanes(
     })
 }
 
+/// What is shared by all cores to keep to the memory of inbound frames.
+fn intake(settings: &Settings) -> Arc<Intake> {
+    let memory = Arc::new(BufferMemory::new(buffer_budget(settings)));
+    let limiter = MemoryLimiter::new(
+        settings.in_progress_request_frame_memory_limit_enabled,
+        publish_buffer(settings),
+        memory,
+    );
+    Arc::new(Intake::new(
+        Arc::new(limiter),
+        Sizes {
+            min: to_usize(settings.broker_adaptive_recv_byte_buf_allocator_minimum_size),
+            initial: to_usize(settings.broker_adaptive_recv_byte_buf_allocator_initial_size),
+            max: to_usize(settings.broker_adaptive_recv_byte_buf_allocator_maximum_size),
+        },
+        settings.memory_fairness == Switch::On,
+        settings.frame_timeout.saturating_mul(1000),
+    ))
+}
+
+/// Makes log writes slow, for tests of what a broker does on slow storage.
+struct SlowWrites {
+    delay: Duration,
+    until: Option<Instant>,
+}
+
+impl SlowWrites {
+    fn of(settings: &Settings) -> Option<Arc<dyn Faults>> {
+        if settings.fault_sync_delay_millis == 0 {
+            return None;
+        }
+        let seconds = settings.fault_sync_delay_seconds;
+        tracing::warn!("log writes are slowed down on purpose: faultSyncDelayMillis is set");
+        Some(Arc::new(Self {
+            delay: Duration::from_millis(settings.fault_sync_delay_millis),
+            until: (seconds > 0).then(|| Instant::now() + Duration::from_secs(seconds)),
+        }))
+    }
+}
+
+impl Faults for SlowWrites {
+    fn before(&self, operation: Operation) -> std::io::Result<()> {
+        if matches!(operation, Operation::Write { .. })
+            && self.until.is_none_or(|until| Instant::now() < until)
+        {
+            std::thread::sleep(self.delay);
+        }
+        Ok(())
+    }
+}
+
 /// The core that hosts a shard.
 fn core_of(shard: u32, cores: u16) -> CoreId {
     u16::try_from(shard % u32::from(cores.max(1))).unwrap_or(0)
@@ -370,15 +404,6 @@ fn wakes(post: &Arc<Post<Message>>) -> Vec<Arc<dyn Fn() + Send + std::marker::Sy
             Arc::new(move || post.wake(core)) as Arc<dyn Fn() + Send + std::marker::Sync>
         })
         .collect()
-}
-
-/// What follows settings beside the engines.
-struct Targets {}
-
-impl DynamicTargets for Targets {
-    fn configure(&self, settings: &Settings) {
-        logging::set_level(settings.log_level);
-    }
 }
 
 /// For each core what makes its engine and its way to the disk.
@@ -428,56 +453,6 @@ fn parts(
             }
         })
         .collect()
-}
-
-/// The engine's part of the settings.
-pub(super) fn engine_settings(settings: &Settings) -> engine::Settings {
-    engine::Settings {
-        cluster_name: settings.cluster_name.clone(),
-        max_message_size: to_u32(settings.max_message_size),
-        keep_alive_interval_seconds: to_u32(settings.keep_alive_interval_seconds),
-        connection_liveness_check_timeout_millis: to_u32(
-            settings.connection_liveness_check_timeout_millis,
-        ),
-        max_pending_publish_requests_per_connection: to_u32(
-            settings.max_pending_publish_requests_per_connection,
-        ),
-        max_publish_rate_per_topic_in_messages: settings.max_publish_rate_per_topic_in_messages,
-        max_publish_rate_per_topic_in_bytes: settings.max_publish_rate_per_topic_in_bytes,
-        broker_publisher_throttling_max_message_rate: settings
-            .broker_publisher_throttling_max_message_rate,
-        broker_publisher_throttling_max_byte_rate: settings
-            .broker_publisher_throttling_max_byte_rate,
-        allow_auto_topic_creation: settings.allow_auto_topic_creation,
-        allow_auto_topic_creation_type: match settings.allow_auto_topic_creation_type {
-            TopicType::NonPartitioned => AutoTopicType::NonPartitioned,
-            TopicType::Partitioned => AutoTopicType::Partitioned,
-        },
-        default_num_partitions: settings.default_num_partitions,
-        allow_auto_subscription_creation: settings.allow_auto_subscription_creation,
-        max_unacked_messages_per_consumer: to_u32(settings.max_unacked_messages_per_consumer),
-        max_unacked_messages_per_subscription: to_u32(
-            settings.max_unacked_messages_per_subscription,
-        ),
-        managed_ledger_max_entries_per_ledger: to_u32(
-            settings.managed_ledger_max_entries_per_ledger,
-        ),
-        managed_ledger_max_ledger_rollover_time_ms: settings
-            .managed_ledger_max_ledger_rollover_time_minutes
-            .saturating_mul(60_000),
-        managed_ledger_max_size_per_ledger: settings
-            .managed_ledger_max_size_per_ledger_mbytes
-            .saturating_mul(1 << 20),
-        max_consumer_metadata_size: to_u32(settings.max_consumer_metadata_size),
-        dispatcher_max_round_robin_batch_size: to_u32(
-            settings.dispatcher_max_round_robin_batch_size,
-        ),
-        ..engine::Settings::default()
-    }
-}
-
-fn to_u32(value: u64) -> u32 {
-    u32::try_from(value).unwrap_or(u32::MAX)
 }
 
 fn to_usize(value: u64) -> usize {

@@ -37,7 +37,7 @@ impl Session {
         if self.stage == Stage::Start {
             return match (kind, command.connect) {
                 (Type::Connect, Some(connect)) => self.connect(cx, &connect),
-                (Type::AuthResponse, _) => self.unexpected_auth(cx),
+                (Type::AuthResponse, _) => self.unexpected_auth(cx, command.auth_response),
                 _ => self.protocol_error(cx),
             };
         }
@@ -67,7 +67,7 @@ impl Session {
                     self.redeliver(cx, &redeliver);
                 }
             }
-            Type::AuthResponse => self.unexpected_auth(cx),
+            Type::AuthResponse => self.unexpected_auth(cx, command.auth_response),
             _ => self.question(cx, kind, command, now),
         }
     }
@@ -156,14 +156,17 @@ impl Session {
         self.send(cx, &connected);
     }
 
-    /// No authentication round is running, so nobody can answer one.
-    fn unexpected_auth(&mut self, cx: &mut Context) {
-        self.send_error(
-            cx,
-            reply::NO_REQUEST,
-            ServerError::AuthenticationError,
-            "No authentication is in progress on this connection",
-        );
+    /// No authentication round is running, so nobody can answer one. An answer without credentials is not one either.
+    fn unexpected_auth(&mut self, cx: &mut Context, answer: Option<proto::CommandAuthResponse>) {
+        let credentials = answer.and_then(|answer| answer.response);
+        if credentials.is_some_and(|c| c.auth_method_name.is_some() && c.auth_data.is_some()) {
+            self.send_error(
+                cx,
+                reply::NO_REQUEST,
+                ServerError::AuthenticationError,
+                "No authentication is in progress on this connection",
+            );
+        }
         self.protocol_error(cx);
     }
 
@@ -665,14 +668,14 @@ fn check_subscribe(
         ));
     }
     let name = &subscribe.subscription;
-    if name.is_empty()
+    if name.trim().is_empty()
         || RESERVED_SUBSCRIPTIONS
             .iter()
             .any(|reserved| name.starts_with(reserved))
     {
         return Err((
             ServerError::ProducerBusy,
-            format!("'{name}' cannot be a subscription name: it is empty or reserved"),
+            format!("'{name}' cannot be a subscription name: it is blank or reserved"),
         ));
     }
     let shared = subscribe.sub_type == SubType::Shared as i32;

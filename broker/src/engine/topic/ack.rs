@@ -284,6 +284,7 @@ impl Subscription {
         let Some(holder) = holder else {
             if whole {
                 self.replay.remove(&position);
+                self.chunks.unpark(position);
             }
             return u32::from(whole);
         };

@@ -7,11 +7,12 @@
 use bytes::Bytes;
 use vela_codec::entry::Entry;
 
+use super::chunks::Chunk;
 use super::lanes::LaneSeat;
 use super::subscription::{Held, Subscription};
 use super::{Seat, Topic, Topics};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Delivery, Message};
+use crate::engine::message::{ClientKey, ClientRef, Delivery, Message};
 use crate::engine::time::Now;
 use crate::store::log::{AckedId, Position, Read, ReadHint, TopicState};
 
@@ -26,8 +27,12 @@ const BATCH_VERSION: i32 = 4;
 
 /// What the metadata of a stored entry means for dispatch.
 enum Content {
-    /// Messages in the entry; `batch` = it is a batch, be it of one.
-    Messages { count: u32, batch: bool },
+    /// Messages in the entry; `batch` = it is a batch, be it of one; `chunk` = it is a part of a message.
+    Messages {
+        count: u32,
+        batch: bool,
+        chunk: Option<Chunk>,
+    },
     /// Nothing a client may see: a marker, or metadata nobody can read. It is acknowledged on the spot.
     Hidden,
 }
@@ -46,6 +51,7 @@ fn content(data: &[u8]) -> Content {
     Content::Messages {
         count: count.unwrap_or(1).max(1) as u32,
         batch: count.is_some(),
+        chunk: Chunk::of(&metadata),
     }
 }
 
@@ -99,6 +105,49 @@ impl Subscription {
         }
         self.turn_left -= 1;
         self.order.get(at).copied()
+    }
+}
+
+/// Where an entry that is handed out comes from.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+enum Source {
+    /// A chunk that waited for its consumer.
+    Parked,
+    /// It came back.
+    Replay,
+    /// It was never read.
+    New,
+}
+
+/// What becomes of an entry.
+enum Choice {
+    /// It goes to this consumer.
+    Send(usize),
+    /// It is a chunk whose consumer cannot take it now.
+    Wait(ClientKey),
+    /// Nobody can take it.
+    Nobody,
+}
+
+impl Subscription {
+    /// Who gets the next entry. A chunk follows the chunks before it, whoever's turn it is.
+    fn choose(&mut self, chunk: Option<Chunk>, turn_size: u32) -> Choice {
+        if let Some(owner) = chunk.and_then(|chunk| self.chunks.owner(chunk))
+            && let Some((index, consumer)) = self
+                .consumers
+                .iter()
+                .find(|(_, consumer)| consumer.client.key() == owner)
+        {
+            return if consumer.available() {
+                Choice::Send(index)
+            } else {
+                Choice::Wait(owner)
+            };
+        }
+        match self.pick(turn_size) {
+            Some(index) => Choice::Send(index),
+            None => Choice::Nobody,
+        }
     }
 }
 
@@ -276,13 +325,13 @@ impl Run<'_> {
             if !self.sub.consumers.iter().any(|(_, c)| c.available()) {
                 return false;
             }
-            let Some((position, replayed)) = self.next() else {
+            let Some((position, source)) = self.next() else {
                 return false;
             };
-            let hint = if replayed {
-                &mut self.sub.replay_hint
-            } else {
+            let hint = if source == Source::New {
                 &mut self.sub.hint
+            } else {
+                &mut self.sub.replay_hint
             };
             let data = match self.seat.lane.read_entry(
                 &self.state.ledgers,
@@ -296,7 +345,7 @@ impl Run<'_> {
                     return false;
                 }
                 Read::Gone => {
-                    self.taken(position, replayed);
+                    self.taken(position, source);
                     continue;
                 }
                 Read::Corrupt => {
@@ -305,8 +354,13 @@ impl Run<'_> {
                     return false;
                 }
             };
-            let Content::Messages { count, batch } = content(&data) else {
-                self.taken(position, replayed);
+            let Content::Messages {
+                count,
+                batch,
+                chunk,
+            } = content(&data)
+            else {
+                self.taken(position, source);
                 self.hidden.push(position);
                 continue;
             };
@@ -322,14 +376,31 @@ impl Run<'_> {
                 open_messages(&ack_set, count)
             };
             if permits == 0 {
-                self.taken(position, replayed);
+                self.taken(position, source);
                 self.hidden.push(position);
                 continue;
             }
-            let Some(index) = self.sub.pick(turn_size) else {
-                return false;
+            let chunk = chunk.filter(|_| self.sub.shared);
+            let index = match self.sub.choose(chunk, turn_size) {
+                Choice::Send(index) => index,
+                Choice::Nobody => return false,
+                Choice::Wait(owner) => {
+                    if !self.sub.chunks.park(position, owner) {
+                        return false;
+                    }
+                    if source != Source::Parked {
+                        self.taken(position, source);
+                    }
+                    continue;
+                }
             };
-            self.taken(position, replayed);
+            self.taken(position, source);
+            if let Some(chunk) = chunk
+                && let Some(consumer) = self.sub.consumers.get(index)
+            {
+                let client = consumer.client.key();
+                self.sub.chunks.sent(chunk, client);
+            }
             let chosen = Chosen {
                 position,
                 data,
@@ -343,11 +414,14 @@ impl Run<'_> {
         true
     }
 
-    /// The next entry to hand out: what came back first, then what was never read.
-    fn next(&mut self) -> Option<(Position, bool)> {
+    /// The next entry to hand out: chunks whose consumer has room again, what came back, then what was never read.
+    fn next(&mut self) -> Option<(Position, Source)> {
+        if let Some(position) = self.parked() {
+            return Some((position, Source::Parked));
+        }
         while let Some(position) = self.sub.replay.first().copied() {
             if !self.sub.acks(self.state).is_acked(position) {
-                return Some((position, true));
+                return Some((position, Source::Replay));
             }
             self.sub.replay.pop_first();
             self.sub.redelivered.remove(&position);
@@ -359,14 +433,33 @@ impl Run<'_> {
             .sub
             .acks(self.state)
             .next_unacked(&self.state.ledgers, self.sub.read)?;
-        (next <= self.confirmed).then_some((next, false))
+        (next <= self.confirmed).then_some((next, Source::New))
     }
 
-    fn taken(&mut self, position: Position, replayed: bool) {
-        if replayed {
-            self.sub.replay.remove(&position);
-        } else {
-            self.sub.read = position;
+    /// The first parked chunk that its consumer can take.
+    fn parked(&mut self) -> Option<Position> {
+        loop {
+            let consumers = &self.sub.consumers;
+            let position = self.sub.chunks.parked().find_map(|(position, owner)| {
+                consumers
+                    .iter()
+                    .any(|(_, c)| c.client.key() == owner && c.available())
+                    .then_some(position)
+            })?;
+            if !self.sub.acks(self.state).is_acked(position) {
+                return Some(position);
+            }
+            self.sub.chunks.unpark(position);
+        }
+    }
+
+    fn taken(&mut self, position: Position, source: Source) {
+        match source {
+            Source::Parked => self.sub.chunks.unpark(position),
+            Source::Replay => {
+                self.sub.replay.remove(&position);
+            }
+            Source::New => self.sub.read = position,
         }
     }
 
@@ -387,6 +480,8 @@ impl Run<'_> {
         if batch && consumer.version < BATCH_VERSION {
             consumer.blocked = true;
             sub.blocked_consumers += 1;
+            // It goes to whoever stays.
+            sub.replay.insert(position);
             return cx.post(
                 client.session.core,
                 Message::Disconnect {

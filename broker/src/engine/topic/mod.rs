@@ -1,6 +1,7 @@
 //! Topics: the producers, subscriptions and log positions of the names that fall to this core.
 
 mod ack;
+mod chunks;
 mod dispatch;
 mod lanes;
 mod meter;

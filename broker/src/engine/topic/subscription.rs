@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use slab::Slab;
 use vela_proto::ServerError;
 
+use super::chunks::Chunks;
 use super::lanes::LaneSeat;
 use super::meter::Meter;
 use super::{MAX_WAITING, ProbeFor, Seat, Topic, Topics};
@@ -87,6 +88,8 @@ pub(super) struct Subscription {
     pub(super) read: Position,
     /// Shared: entries to hand out again.
     pub(super) replay: BTreeSet<Position>,
+    /// Shared: who gets which chunked message, and chunks that wait for their consumer.
+    pub(super) chunks: Chunks,
     /// Shared: how often an entry came back.
     pub(super) redelivered: BTreeMap<Position, u32>,
     pub(super) hint: ReadHint,
@@ -119,6 +122,7 @@ impl Subscription {
             turn_left: 0,
             read: mark_delete,
             replay: BTreeSet::new(),
+            chunks: Chunks::default(),
             redelivered: BTreeMap::new(),
             hint: ReadHint::default(),
             replay_hint: ReadHint::default(),
@@ -136,6 +140,7 @@ impl Subscription {
     pub(super) fn rewind(&mut self, mark_delete: Position) {
         self.read = mark_delete;
         self.replay.clear();
+        self.chunks.clear();
         self.redelivered.clear();
         self.unacked = 0;
         self.blocked = false;
@@ -429,6 +434,7 @@ impl Topics {
         } else if sub.shared {
             sub.unacked = sub.unacked.saturating_sub(gone.unacked);
             sub.replay.extend(gone.pending.into_keys());
+            sub.replay.extend(sub.chunks.left(gone.client.key()));
             sub.unblock(cx);
             topic.mark_dirty(&mut self.dirty);
         }
