@@ -24,9 +24,9 @@ pub struct Sizes {
 impl Default for Sizes {
     fn default() -> Self {
         Self {
-            min: 4096,
-            initial: 65_536,
-            max: 262_144,
+            min: 1024,
+            initial: 16_384,
+            max: 1_048_576,
         }
     }
 }
@@ -121,6 +121,12 @@ impl Cumulation {
     pub fn set_accounting(&mut self, accounting: Option<Arc<dyn Accounting>>) {
         self.accounting = accounting;
         self.root = None;
+    }
+
+    /// Whether the next roots are counted.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        self.accounting.is_some()
     }
 
     /// Capacity of the root held now, in bytes: 0 if none is.

@@ -22,6 +22,9 @@ const MIN_TOTAL_SIZE: usize = SIZE_FIELD + 2;
 /// buffer, with the frames behind this one, and copy the few bytes.
 pub const IN_PLACE_MIN: usize = 8 * 1024;
 
+/// The least memory that an unfinished frame is given, in bytes, unless the frame is smaller.
+pub const PARTIAL_MIN: usize = 1024;
+
 /// A frame that breaks the rules of framing. The connection has no next frame: it must be closed, without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum FrameError {
@@ -152,17 +155,47 @@ impl fmt::Debug for Frame {
 }
 
 /// A frame of known size of which some bytes are missing.
+///
+/// A size is only announced, so no memory is given for it: the root holds what has arrived and grows with it, to at most twice as much.
 struct Partial {
-    /// Exactly as large as `total_size`.
+    /// At most `total` bytes.
     root: Root,
+    /// The frame's `total_size`.
+    total: usize,
     filled: usize,
     /// The command size was readable and right.
     command_checked: bool,
 }
 
 impl Partial {
+    fn new(total: usize, arrived: usize, accounting: Option<Arc<dyn Accounting>>) -> Self {
+        Self {
+            root: Root::new(partial_capacity(total, arrived), accounting),
+            total,
+            filled: 0,
+            command_checked: false,
+        }
+    }
+
     fn missing(&self) -> usize {
-        self.root.capacity().saturating_sub(self.filled)
+        self.total.saturating_sub(self.filled)
+    }
+
+    /// The capacity that the next read needs.
+    fn next_capacity(&self) -> usize {
+        match self.root.capacity() {
+            capacity if capacity > self.filled => capacity,
+            _ => partial_capacity(self.total, self.filled),
+        }
+    }
+
+    /// Moves to a root of `capacity` bytes.
+    fn grow(&mut self, capacity: usize, accounting: Option<Arc<dyn Accounting>>) {
+        let mut root = Root::new(capacity, accounting);
+        if let (Some(to), Some(from)) = (root.writable(), self.root.writable()) {
+            copy(from.get(..self.filled).unwrap_or_default(), to);
+        }
+        self.root = root;
     }
 
     fn space(&mut self) -> &mut [u8] {
@@ -178,6 +211,21 @@ impl Partial {
         self.filled += n;
         n
     }
+
+    /// Takes what of `from` belongs to the frame; memory for it is there already, so it is only moved.
+    fn take(&mut self, from: &[u8], accounting: Option<&Arc<dyn Accounting>>) -> usize {
+        let wanted = self.missing().min(from.len());
+        if wanted > self.root.capacity().saturating_sub(self.filled) {
+            let capacity = partial_capacity(self.total, self.filled + wanted);
+            self.grow(capacity, accounting.cloned());
+        }
+        self.fill(from.get(..wanted).unwrap_or_default())
+    }
+}
+
+/// The memory for a frame of `total` bytes of which `arrived` are there: twice these, so that it is copied a bounded number of times.
+fn partial_capacity(total: usize, arrived: usize) -> usize {
+    total.min(arrived.saturating_mul(2).max(PARTIAL_MIN))
 }
 
 /// Cuts the bytes of one connection into frames, without copying those that arrive whole.
@@ -221,18 +269,31 @@ impl FrameDecoder {
         }
     }
 
-    /// Where to read next if a large unfinished frame is being assembled: exactly its missing bytes. `None` if little or nothing
-    /// ([`IN_PLACE_MIN`]) is missing: read into the core's buffer then, and push.
+    /// Where to read next if a large unfinished frame is being assembled: some or all of its missing bytes, and nothing behind them.
+    /// `None` if little or nothing ([`IN_PLACE_MIN`]) is missing: read into the core's buffer then, and push.
     pub fn space(&mut self) -> Option<&mut [u8]> {
         self.missing_space(IN_PLACE_MIN)
     }
 
-    /// Like [`space`](Self::space) for any number of missing bytes: needs no new memory, so it works when there is none to be had.
+    /// Like [`space`](Self::space) for any number of missing bytes. Where the frame's root is full, it grows to
+    /// [`next_capacity`](Self::next_capacity) first.
     pub fn missing_space(&mut self, min: usize) -> Option<&mut [u8]> {
-        self.partial
-            .as_mut()
-            .filter(|partial| partial.missing() >= min.max(1))
-            .map(Partial::space)
+        let partial = self.partial.as_mut()?;
+        if partial.missing() < min.max(1) {
+            return None;
+        }
+        let capacity = partial.next_capacity();
+        if capacity > partial.root.capacity() {
+            partial.grow(capacity, self.accounting.clone());
+        }
+        Some(partial.space())
+    }
+
+    /// The capacity that the root of the unfinished frame has once there is room in it for the next read: more than
+    /// [`retained`](Self::retained) if it has to grow. Who limits memory asks before it reads.
+    #[must_use]
+    pub fn next_capacity(&self) -> Option<usize> {
+        self.partial.as_ref().map(Partial::next_capacity)
     }
 
     /// Bytes still missing of the frame being assembled, if its size is known.
@@ -247,7 +308,8 @@ impl FrameDecoder {
             partial.filled = partial
                 .filled
                 .saturating_add(n)
-                .min(partial.root.capacity());
+                .min(partial.root.capacity())
+                .min(partial.total);
         }
     }
 
@@ -298,7 +360,7 @@ impl FrameDecoder {
     }
 
     /// Moves an unfinished frame out of the shared receive buffer: less than a size field is kept in the decoder itself, more goes
-    /// to a root of exactly the frame's size. To be called when [`next_frame`](Self::next_frame) has answered `None`.
+    /// to a root of its own of at most twice the bytes that have arrived. To be called when [`next_frame`](Self::next_frame) has answered `None`.
     pub fn settle(&mut self, accounting: Option<&Arc<dyn Accounting>>) {
         let same = match (&self.accounting, accounting) {
             (Some(old), Some(new)) => Arc::ptr_eq(old, new),
@@ -314,11 +376,7 @@ impl FrameDecoder {
             if self.input.len() >= total_size {
                 return; // A whole frame waits to be taken.
             }
-            let mut partial = Partial {
-                root: Root::new(total_size, self.accounting.clone()),
-                filled: 0,
-                command_checked: false,
-            };
+            let mut partial = Partial::new(total_size, self.input.len(), self.accounting.clone());
             partial.fill(&self.input);
             self.partial = Some(partial);
             self.total_size = None;
@@ -343,13 +401,19 @@ impl FrameDecoder {
         self.input_root = root.capacity();
     }
 
-    /// The `total_size` of the unfinished frame, once it was readable: what [`settle`](Self::settle) allocates for it.
+    /// The `total_size` of the unfinished frame, once it was readable.
     #[must_use]
     pub fn announced(&self) -> Option<usize> {
         self.partial
             .as_ref()
-            .map(|partial| partial.root.capacity())
+            .map(|partial| partial.total)
             .or(self.total_size)
+    }
+
+    /// Bytes there are of the unfinished frame, once its size was readable.
+    #[must_use]
+    pub fn arrived(&self) -> Option<usize> {
+        self.partial.as_ref().map(|partial| partial.filled)
     }
 
     /// Bytes of memory this decoder itself keeps alive: the root of an unfinished frame, and the root of input not yet cut.
@@ -377,9 +441,9 @@ impl FrameDecoder {
 
     fn cut(&mut self) -> Result<Option<Frame>, FrameError> {
         if let Some(partial) = &mut self.partial {
-            let n = partial.fill(&self.input);
+            let n = partial.take(&self.input, self.accounting.as_ref());
             self.input.advance(n);
-            let total_size = partial.root.capacity();
+            let total_size = partial.total;
             if !partial.command_checked && partial.filled >= SIZE_FIELD {
                 let start = partial
                     .root
@@ -393,7 +457,7 @@ impl FrameDecoder {
             }
             let frame = Received {
                 bytes: partial.root.slice(total_size),
-                root_capacity: total_size,
+                root_capacity: partial.root.capacity(),
             };
             self.partial = None;
             return Frame::from_body(frame).map(Some);

@@ -22,7 +22,7 @@ mod testing;
 mod wire;
 
 pub use cumulation::{Cumulation, Received, Sizes};
-pub use decode::{FRAME_PADDING, Frame, FrameDecoder, FrameError, IN_PLACE_MIN};
+pub use decode::{FRAME_PADDING, Frame, FrameDecoder, FrameError, IN_PLACE_MIN, PARTIAL_MIN};
 pub use required::{check, decode_command, decode_metadata};
 pub use root::{Accounting, Root};
 pub use vela_proto as proto;

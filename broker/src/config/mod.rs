@@ -2,13 +2,19 @@
 //!
 //! A setting carries the name Apache Pulsar gives it in `broker.conf`; Vela's own follow the same form.
 //! It is set by a flag in kebab case (`--max-message-size`), else by an environment variable
-//! (`VELA_MAX_MESSAGE_SIZE`), else it has its default: see [`resolve`].
+//! (`VELA_MAX_MESSAGE_SIZE`), else it has its default: see [`resolve`]. A dynamic one may be set while the broker runs,
+//! which goes before all of these, also after a restart, until it is deleted: see [`DYNAMIC`].
 
 mod resolve;
 mod value;
 
 pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
-pub use value::{CorePorts, LogFormat, LogLevel, Sync, TopicType, Value};
+pub use value::{BufferSize, CorePorts, LogFormat, LogLevel, Switch, Sync, TopicType, Value};
+
+use vela_limiter::Mode;
+
+/// Keys of the metadata store with values that were set while running: `config/NAME`, the value is the text as it was given.
+pub const DYNAMIC: &str = "config/";
 
 /// What is known about one setting besides its value.
 #[derive(Debug)]
@@ -154,6 +160,22 @@ settings! {
     max_pending_publish_requests_per_connection: u64 = 1000,
     "maxPendingPublishRequestsPerConnection" in 1..=10000000 as "messages", dynamic;
 
+    /// Messages that the producers of one topic may publish per second, unless its namespace has a rate of its own. 0: no limit.
+    max_publish_rate_per_topic_in_messages: u64 = 0,
+    "maxPublishRatePerTopicInMessages" in 0..=2147483647 as "messages/second", dynamic;
+
+    /// Bytes that the producers of one topic may publish per second, unless its namespace has a rate of its own. 0: no limit.
+    max_publish_rate_per_topic_in_bytes: u64 = 0,
+    "maxPublishRatePerTopicInBytes" in 0..=9223372036854775807 as "bytes/second", dynamic;
+
+    /// Messages that all producers of this broker together may publish per second. 0: no limit.
+    broker_publisher_throttling_max_message_rate: u64 = 0,
+    "brokerPublisherThrottlingMaxMessageRate" in 0..=2147483647 as "messages/second", dynamic;
+
+    /// Bytes that all producers of this broker together may publish per second. 0: no limit.
+    broker_publisher_throttling_max_byte_rate: u64 = 0,
+    "brokerPublisherThrottlingMaxByteRate" in 0..=9223372036854775807 as "bytes/second", dynamic;
+
     /// Create a topic when a client first names it.
     allow_auto_topic_creation: bool = true,
     "allowAutoTopicCreation", dynamic;
@@ -194,6 +216,10 @@ settings! {
     managed_ledger_cache_size_mb: u64 = 64,
     "managedLedgerCacheSizeMB" in 1..=1048576 as "MiB";
 
+    /// Accepted for compatibility, without effect: the cache holds chunks of the log as they were written or read back, never slices of receive memory, so there is nothing that a copy would free.
+    managed_ledger_cache_copy_entries: bool = false,
+    "managedLedgerCacheCopyEntries", dynamic;
+
     /// Connections this broker accepts at once. 0: no limit.
     broker_max_connections: u64 = 0,
     "brokerMaxConnections" in 0..=10000000 as "connections", dynamic;
@@ -204,7 +230,7 @@ settings! {
 
     /// Largest metadata of a consumer, its keys and values together.
     max_consumer_metadata_size: u64 = 1024,
-    "maxConsumerMetadataSize" in 0..=1048576 as "bytes";
+    "maxConsumerMetadataSize" in 0..=1048576 as "bytes", dynamic;
 
     /// Entries a shared subscription gives one consumer before it turns to the next.
     dispatcher_max_round_robin_batch_size: u64 = 20,
@@ -246,6 +272,46 @@ settings! {
     log_buffer_mb: u64 = 64,
     "logBufferMb" in 8..=65536 as "MiB";
 
+    /// Memory for all buffers together: inbound frames, log chunks, read cache, output. 0: half of what the control group or the machine has.
+    buffer_memory: u64 = 0,
+    "bufferMemory" in 0..=1073741824 as "MiB", dynamic;
+
+    /// Limit of the memory that inbound frames keep alive, and of the bytes of unanswered publishes: above it sockets are not read, at half of it they are again. auto: half of bufferMemory.
+    max_message_publish_buffer_size_in_mb: BufferSize = BufferSize::Auto,
+    "maxMessagePublishBufferSizeInMB" as "MiB", dynamic;
+
+    /// What that limit does to inbound frames: nothing and uncounted (disabled), nothing (tracking), applies while bufferMemory is 85 % used (auto), applies (enabled).
+    in_progress_request_frame_memory_limit_enabled: Mode = Mode::Auto,
+    "inProgressRequestFrameMemoryLimitEnabled", dynamic;
+
+    /// From 75 % of that limit, stop connections that retain more than their share of it before all others.
+    memory_fairness: Switch = Switch::On,
+    "memoryFairness";
+
+    /// How long a frame that has begun to arrive may make no progress before its connection is closed.
+    frame_timeout: u64 = 30,
+    "frameTimeout" in 1..=86400 as "seconds";
+
+    /// Smallest size of a core's receive buffer.
+    broker_adaptive_recv_byte_buf_allocator_minimum_size: u64 = 1024,
+    "brokerAdaptiveRecvByteBufAllocatorMinimumSize" in 64..=67108864 as "bytes";
+
+    /// Its first size.
+    broker_adaptive_recv_byte_buf_allocator_initial_size: u64 = 16_384,
+    "brokerAdaptiveRecvByteBufAllocatorInitialSize" in 64..=67108864 as "bytes";
+
+    /// Its largest size: the most that one read brings, and the most that a waiting small frame can keep alive.
+    broker_adaptive_recv_byte_buf_allocator_maximum_size: u64 = 1_048_576,
+    "brokerAdaptiveRecvByteBufAllocatorMaximumSize" in 1024..=67108864 as "bytes";
+
+    /// A test aid, to see the broker on slow storage: every log write of the first faultSyncDelaySeconds takes this much longer.
+    fault_sync_delay_millis: u64 = 0,
+    "faultSyncDelayMillis" in 0..=60000 as "milliseconds";
+
+    /// How long faultSyncDelayMillis applies, from the start. 0: always.
+    fault_sync_delay_seconds: u64 = 0,
+    "faultSyncDelaySeconds" in 0..=86400 as "seconds";
+
     /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.
     io_memory_kb: u64 = 64,
     "ioMemoryKb" in 64..=1048576 as "KiB";
@@ -256,7 +322,7 @@ settings! {
 
     /// Least severe level that is logged.
     log_level: LogLevel = LogLevel::Info,
-    "logLevel";
+    "logLevel", dynamic;
 }
 
 /// The definition of a setting by its Pulsar name.

@@ -155,6 +155,59 @@ choices! {
     }
 }
 
+choices! {
+    /// Something that is on or off.
+    Switch {
+        /// It is done.
+        On = "on",
+        /// It is not.
+        Off = "off",
+    }
+}
+
+impl Value for vela_limiter::Mode {
+    fn parse(text: &str, _: Option<(u64, u64)>) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn show(&self) -> String {
+        self.name().to_owned()
+    }
+
+    fn allowed(_: Option<(u64, u64)>) -> String {
+        "disabled, tracking, auto (or false), enabled (or true)".to_owned()
+    }
+}
+
+/// A size in MiB, one that follows from other settings, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BufferSize {
+    /// It follows from other settings.
+    Auto,
+    /// So many MiB; 0 or less: no limit.
+    MiB(i64),
+}
+
+impl Value for BufferSize {
+    fn parse(text: &str, _: Option<(u64, u64)>) -> Option<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "" | "auto" => Some(Self::Auto),
+            number => number.parse().ok().map(Self::MiB),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Auto => "auto".to_owned(),
+            Self::MiB(size) => size.to_string(),
+        }
+    }
+
+    fn allowed(_: Option<(u64, u64)>) -> String {
+        "auto, or a whole number; 0 or less turns it off".to_owned()
+    }
+}
+
 /// Whether each core listens on a port of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CorePorts {

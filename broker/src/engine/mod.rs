@@ -71,6 +71,17 @@ pub struct EngineStats {
     pub counters: Counters,
 }
 
+/// Memory of buffers that an engine keeps, bytes.
+#[derive(Default, Copy, Clone, Eq, PartialEq, Debug)]
+pub struct BufferMemory {
+    /// Log chunks that are not durable, the open ones included.
+    pub log: usize,
+    /// Durable chunks kept for reads.
+    pub cache: usize,
+    /// Bytes queued to sockets.
+    pub outbound: usize,
+}
+
 /// One core's broker.
 pub struct Engine {
     cx: Context,
@@ -145,6 +156,11 @@ impl Engine {
         self.sessions.held()
     }
 
+    /// Connections held for at least one reason.
+    pub fn held_connections(&self) -> u64 {
+        self.sessions.held_connections()
+    }
+
     /// Takes over settings that changed while running; whoever waits because of an old one is looked at again at once.
     pub fn configure(&mut self, settings: Arc<Settings>, now: Now) {
         self.cx.configure(settings);
@@ -155,6 +171,21 @@ impl Engine {
     /// An index checkpoint could not be written; it is tried again when the log has grown some more.
     pub fn checkpoint_failed(&mut self, shard: u32, _now: Now) {
         self.topics.checkpoint_failed(&self.cx, shard);
+    }
+
+    /// The peer of a connection is not silent, though no frame came: part of one did, or its socket is not being read.
+    pub fn excused(&mut self, conn: ConnId) {
+        self.sessions.excused(conn);
+    }
+
+    /// What its buffers take. Looks at every session and lane.
+    pub fn buffer_memory(&self) -> BufferMemory {
+        let (log, cache) = self.topics.chunk_memory();
+        BufferMemory {
+            log,
+            cache,
+            outbound: self.sessions.outbound(),
+        }
     }
 
     /// One frame of a connection that wants frames.

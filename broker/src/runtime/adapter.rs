@@ -1,6 +1,8 @@
 //! The broker's engine as the runtime's [`CoreEngine`].
 
-use super::port::{ConnId, CoreEngine, CoreId, Figures, NetworkEffects, Now, Output, ReadRule};
+use super::port::{
+    ConnId, CoreEngine, CoreId, Figures, Held, NetworkEffects, Now, Output, ReadRule,
+};
 use crate::engine::{Engine, Message, OutBuf};
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -96,6 +98,19 @@ impl CoreEngine for Engine {
         }
     }
 
+    fn excused(&mut self, conn: ConnId, _: Now) {
+        Engine::excused(self, conn);
+    }
+
+    fn buffer_memory(&self) -> Held {
+        let memory = Engine::buffer_memory(self);
+        Held {
+            log: memory.log,
+            cache: memory.cache,
+            outbound: memory.outbound,
+        }
+    }
+
     fn figures(&self) -> Figures {
         let stats = self.stats();
         Figures {
@@ -111,6 +126,9 @@ impl CoreEngine for Engine {
             acks: stats.counters.acks,
             publish_errors: stats.counters.publish_errors,
             protocol_errors: stats.counters.protocol_errors,
+            held: self.held(),
+            throttled: self.held_connections(),
+            rate_limited: stats.counters.topic_rate_holds,
         }
     }
 }

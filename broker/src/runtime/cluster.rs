@@ -4,6 +4,7 @@ use super::clock::Clock;
 use super::core::Setup;
 use super::error::StartError;
 use super::executor::{self, Placing, Start};
+use super::memory::Intake;
 use super::port::{CoreEngine, CoreId, Figures, Storage};
 use super::post::Post;
 use super::watchdog;
@@ -12,7 +13,6 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use vela_codec::Accounting;
 
 /// How long the end may take before it is given up.
 pub(super) const END_LIMIT: Duration = Duration::from_secs(10);
@@ -27,7 +27,7 @@ pub(super) struct Common {
     pub(super) io_memory: usize,
     pub(super) tick_us: u64,
     pub(super) clock: Clock,
-    pub(super) accounting: Arc<dyn Accounting>,
+    pub(super) intake: Arc<Intake>,
 }
 
 /// Running cores.
@@ -76,7 +76,7 @@ impl<M: Send + 'static> Cluster<M> {
                 id,
                 clock: common.clock,
                 tick_us: common.tick_us,
-                accounting: Arc::clone(&common.accounting),
+                intake: Arc::clone(&common.intake),
                 figures,
             };
             let placing = Placing {

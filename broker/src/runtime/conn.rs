@@ -5,6 +5,7 @@
 
 use super::core::Core;
 use super::guests::Ticket;
+use super::memory::{Inbound, Source};
 use super::port::{ConnId, CoreEngine, Now, Output, ReadRule, Storage};
 use super::raw;
 use futures_io::{AsyncRead, AsyncWrite};
@@ -21,8 +22,6 @@ use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder};
 pub(super) const READ_BUDGET: usize = 256 * 1024;
 /// Bytes one connection may send before others get their turn.
 const SEND_BUDGET: usize = 1024 * 1024;
-/// Bytes of waiting publishes up to which a connection that a rate holds is read on, so that what else it sends is found.
-const READ_AHEAD: usize = 64 * 1024;
 /// Pieces of one `sendmsg`.
 const SLICES: usize = 64;
 /// How long a closed connection's peer may take to close its side, in milliseconds.
@@ -49,6 +48,10 @@ pub(super) struct Conn {
     pub(super) decoder: FrameDecoder,
     /// Decoded frames that the engine did not want yet: at most what one read brought.
     pub(super) queue: VecDeque<Frame>,
+    /// Memory that they keep alive, in bytes.
+    pub(super) queued_roots: usize,
+    /// Its part in the bounds of inbound memory.
+    pub(super) inbound: Inbound,
     /// The kernel's send buffer is full; the task waits for room.
     pub(super) write_blocked: bool,
     /// Waits for the shared tick instead of for readiness.
@@ -99,6 +102,8 @@ impl Conn {
             state: State::Open,
             decoder: FrameDecoder::new(max_frame),
             queue: VecDeque::new(),
+            queued_roots: 0,
+            inbound: Inbound::default(),
             write_blocked: false,
             gate: Gate::Off,
             _ticket: ticket,
@@ -124,8 +129,7 @@ impl Conn {
         if self.state != State::Open {
             return;
         }
-        self.queue.clear();
-        self.decoder = FrameDecoder::new(0);
+        self.drop_inbound();
         if rustix::net::shutdown(raw::descriptor(&self.stream), Shutdown::Write).is_ok() {
             self.state = State::Lingering(until_ms);
             self.wake();
@@ -134,16 +138,28 @@ impl Conn {
         }
     }
 
-    /// One read. With `cx` the socket is asked to wake us when there is nothing to read.
+    /// Forgets what was received and not handed on.
+    pub(super) fn drop_inbound(&mut self) {
+        self.queue = VecDeque::new();
+        self.queued_roots = 0;
+        self.decoder = FrameDecoder::new(0);
+    }
+
+    /// One read to where it may go. With `cx` the socket is asked to wake us when there is nothing to read.
     pub(super) fn read(
         &mut self,
         cumulation: &mut Cumulation,
+        source: Source,
         cx: Option<&mut Context<'_>>,
     ) -> Poll<Read> {
-        let in_place = self.decoder.space().is_some();
-        let space = match self.decoder.space() {
-            Some(space) => space,
-            None => cumulation.space(),
+        let in_place = source == Source::Frame;
+        let space = match source {
+            Source::Frame => self.decoder.missing_space(1).unwrap_or_default(),
+            Source::Buffer(limit) => {
+                let space = cumulation.space();
+                let len = space.len().min(limit);
+                space.get_mut(..len).unwrap_or_default()
+            }
         };
         let len = space.len();
         let result = match cx {
@@ -181,7 +197,7 @@ impl Conn {
     pub(super) fn feed<E: CoreEngine>(
         &mut self,
         engine: &mut E,
-        accounting: &Arc<dyn Accounting>,
+        accounting: Option<&Arc<dyn Accounting>>,
         now: Now,
     ) -> Fed {
         let Some(id) = self.id else {
@@ -194,13 +210,14 @@ impl Conn {
                 return fed;
             }
             if let Some(frame) = self.queue.pop_front() {
+                self.queued_roots = self.queued_roots.saturating_sub(frame.root_capacity());
                 engine.frame(id, frame, now);
                 continue;
             }
             match self.decoder.next_frame() {
                 Ok(Some(frame)) => engine.frame(id, frame, now),
                 Ok(None) => {
-                    self.decoder.settle(Some(accounting));
+                    self.decoder.settle(accounting);
                     return Fed::All;
                 }
                 Err(error) => {
@@ -211,16 +228,20 @@ impl Conn {
         }
     }
 
-    fn keep(&mut self, accounting: &Arc<dyn Accounting>) -> Fed {
+    fn keep(&mut self, accounting: Option<&Arc<dyn Accounting>>) -> Fed {
         loop {
             match self.decoder.next_frame() {
-                Ok(Some(frame)) if frame.pins_much() => {
-                    self.queue
-                        .push_back(frame.compact(Some(Arc::clone(accounting))));
+                Ok(Some(frame)) => {
+                    let frame = match frame.pins_much() {
+                        true => frame.compact(accounting.cloned()),
+                        false => frame,
+                    };
+                    // An upper bound: frames that share a root count it each, but no more than twice their own size.
+                    self.queued_roots += frame.root_capacity();
+                    self.queue.push_back(frame);
                 }
-                Ok(Some(frame)) => self.queue.push_back(frame),
                 Ok(None) => {
-                    self.decoder.settle(Some(accounting));
+                    self.decoder.settle(accounting);
                     return Fed::Held;
                 }
                 // The decoder says so again once the frames before it are handed over.
@@ -234,12 +255,13 @@ impl Conn {
         while let Some(at) = engine.passing(id, &self.queue)
             && let Some(frame) = self.queue.remove(at)
         {
+            self.queued_roots = self.queued_roots.saturating_sub(frame.root_capacity());
             engine.frame(id, frame, now);
         }
     }
 
     /// Bytes of frames that wait.
-    fn queued(&self) -> usize {
+    pub(super) fn queued(&self) -> usize {
         self.queue.iter().map(Frame::len).sum()
     }
 
@@ -376,9 +398,9 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             if conn.state != State::Open || conn.gate != Gate::Off {
                 return;
             }
-            if !self.may_read(key) {
+            let Some(source) = self.source(key, now) else {
                 return;
-            }
+            };
             if budget == 0 {
                 // Others first: the end of the turn wakes us again.
                 self.again.push(key);
@@ -388,7 +410,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             let Some(conn) = self.conns.get_mut(key) else {
                 return;
             };
-            let read = match conn.read(&mut self.cumulation, Some(cx)) {
+            let read = match conn.read(&mut self.cumulation, source, Some(cx)) {
                 Poll::Pending => return,
                 Poll::Ready(read) => read,
             };
@@ -406,32 +428,16 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         }
     }
 
-    /// Whether this connection's socket is to be read now; frames that wait are handed over first.
-    pub(super) fn may_read(&mut self, key: usize) -> bool {
-        if self.reads_held() {
-            self.waiting.push(key);
-            return false;
-        }
-        let Some(conn) = self.conns.get(key) else {
-            return false;
-        };
-        let Some(id) = conn.id else {
-            return false;
-        };
-        match self.engine.read_rule(id) {
-            ReadRule::Read => conn.queue.is_empty() && self.engine.wants_frames(id),
-            ReadRule::Ahead => conn.queued() < READ_AHEAD,
-            ReadRule::Stop => false,
-        }
-    }
-
     /// Hands a connection's frames to the engine.
     pub(super) fn feed(&mut self, key: usize, now: Now) {
         let Some(conn) = self.conns.get_mut(key) else {
             return;
         };
-        if conn.feed(&mut self.engine, &self.accounting, now) == Fed::Broken {
+        let accounting = self.memory.accounting();
+        if conn.feed(&mut self.engine, accounting, now) == Fed::Broken {
             self.drop_conn(key, now);
+        } else {
+            self.note_inbound(key, now);
         }
     }
 

@@ -8,6 +8,7 @@
 use super::clock::Clock;
 use super::conn::{Conn, Gate, Read, Sent, State, flush};
 use super::gate::Ticks;
+use super::memory::{Intake, Memory};
 use super::port::{ConnId, CoreEngine, CoreId, Figures, NetworkEffects, Now, Storage};
 use super::post::{Accepted, Post};
 use super::raw;
@@ -16,7 +17,7 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::task::{Context, Waker};
-use vela_codec::{Accounting, Cumulation, Sizes};
+use vela_codec::Cumulation;
 
 /// Batches of mail taken in one turn.
 const MAIL_PER_TURN: usize = 256;
@@ -62,7 +63,7 @@ pub(super) struct Setup {
     pub(super) id: CoreId,
     pub(super) clock: Clock,
     pub(super) tick_us: u64,
-    pub(super) accounting: Arc<dyn Accounting>,
+    pub(super) intake: Arc<Intake>,
     pub(super) figures: Arc<Mutex<Figures>>,
 }
 
@@ -72,7 +73,7 @@ pub(super) struct Core<E: CoreEngine, S> {
     pub(super) clock: Clock,
     pub(super) engine: E,
     storage: S,
-    pub(super) accounting: Arc<dyn Accounting>,
+    pub(super) memory: Memory,
     pub(super) cumulation: Cumulation,
     pub(super) conns: Slab<Conn>,
     /// Key in `conns` by the engine's slot.
@@ -101,14 +102,15 @@ pub(super) struct Core<E: CoreEngine, S> {
 impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
     pub(super) fn new(setup: Setup, post: Arc<Post<E::Message>>, engine: E, storage: S) -> Self {
         let cores = usize::from(post.cores());
+        let memory = Memory::new(setup.intake, setup.id, &post, engine.max_frame());
         Self {
             id: setup.id,
             post,
             clock: setup.clock,
             engine,
             storage,
-            cumulation: Cumulation::new(Sizes::default(), Some(Arc::clone(&setup.accounting))),
-            accounting: setup.accounting,
+            cumulation: Cumulation::new(memory.sizes(), memory.accounting().cloned()),
+            memory,
             conns: Slab::new(),
             by_slot: Vec::new(),
             network: NetworkEffects::default(),
@@ -137,6 +139,11 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         }
     }
 
+    /// This core's number.
+    pub(super) fn number(&self) -> CoreId {
+        self.id
+    }
+
     /// Whether sockets are not read because mail to another core is stuck.
     pub(super) fn reads_held(&self) -> bool {
         self.held
@@ -154,6 +161,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
         let new = self.take_sockets(now);
         let mut worked = asked || !new.is_empty();
+        worked |= self.follow_limiter();
         worked |= self.take_mail(now);
         worked |= self.storage.poll(&mut self.engine, now);
         if self.engine.next_wakeup().is_some_and(|due| due <= now.ms) {
@@ -343,6 +351,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
     /// The engine's name no longer leads to this connection.
     fn unlink(&mut self, key: usize) {
+        self.release_inbound(key);
         let Some(id) = self.conns.get_mut(key).and_then(|conn| conn.id.take()) else {
             return;
         };
@@ -353,6 +362,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
     /// Called by the connection's task as the last thing it does.
     pub(super) fn forget(&mut self, key: usize) {
+        self.release_inbound(key);
         if self.conns.try_remove(key).is_some() {
             self.post.connection_gone(self.id);
             self.ticks.forget(key);
@@ -374,13 +384,13 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
     fn read_at_tick(&mut self, key: usize, now: Now) {
         let mut total = 0;
         let outcome = loop {
-            if !self.may_read(key) {
+            let Some(source) = self.source(key, now) else {
                 break None;
-            }
+            };
             let Some(conn) = self.conns.get_mut(key) else {
                 return;
             };
-            let read = match conn.read(&mut self.cumulation, None) {
+            let read = match conn.read(&mut self.cumulation, source, None) {
                 std::task::Poll::Ready(read) => read,
                 std::task::Poll::Pending => Read::Empty,
             };
@@ -534,6 +544,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         let now_us = self.clock.us();
         self.heart.last_us = now_us;
         let now = now_us / 1000;
+        self.watch_memory(self.clock.now());
         if now_us >= self.busy_until_us {
             self.cumulation.release_idle();
         }

@@ -1,16 +1,19 @@
 //! The runtime: sockets, disk, timers and cores around the engine. The only code that knows glommio.
 
 mod adapter;
+mod capacity;
 mod clock;
 mod cluster;
 mod conn;
 mod core;
 mod disk;
+mod dynamic;
 mod error;
 mod executor;
 mod gate;
 mod guests;
 mod listen;
+mod memory;
 mod port;
 mod post;
 mod preflight;
@@ -18,6 +21,7 @@ mod rates;
 mod raw;
 mod start;
 mod watchdog;
+mod web;
 
 pub use error::StartError;
 pub use rates::RateTable;

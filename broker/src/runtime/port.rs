@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use vela_codec::Frame;
+use vela_limiter::Reason;
 
 /// Bytes that wait to be sent on one connection.
 pub(super) trait Output {
@@ -77,6 +78,23 @@ pub(super) struct Figures {
     pub(super) publish_errors: u64,
     /// Connections closed because of what they sent, since the start.
     pub(super) protocol_errors: u64,
+    /// Connections held now, by throttle reason.
+    pub(super) held: [u64; Reason::ALL.len()],
+    /// Connections held now for at least one reason.
+    pub(super) throttled: u64,
+    /// Times a topic's publish rate held a connection, since the start.
+    pub(super) rate_limited: u64,
+}
+
+/// Buffer memory of one core's engine, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Log chunks that are not durable.
+    pub(super) log: usize,
+    /// Durable chunks kept for reads.
+    pub(super) cache: usize,
+    /// Bytes queued to sockets.
+    pub(super) outbound: usize,
 }
 
 /// One core's broker logic: single-threaded, without IO, driven by events and the time.
@@ -104,6 +122,8 @@ pub(super) trait CoreEngine: 'static {
             ReadRule::Stop
         }
     }
+    /// The peer is not silent: more of a frame has come, or its socket is not being read.
+    fn excused(&mut self, _conn: ConnId, _now: Now) {}
     /// One frame of a connection whose frames are wanted.
     fn frame(&mut self, conn: ConnId, frame: Frame, now: Now);
     /// The connection is gone.
@@ -131,6 +151,10 @@ pub(super) trait CoreEngine: 'static {
 
     /// Moves what is wanted of sockets and mailboxes into `into`, whose lists are empty.
     fn take_network(&mut self, into: &mut NetworkEffects<Self::Message>);
+    /// The buffers it holds. Asked a few times a second.
+    fn buffer_memory(&self) -> Held {
+        Held::default()
+    }
     /// Figures for `/metrics`.
     fn figures(&self) -> Figures;
 }

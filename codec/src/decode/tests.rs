@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::{Frame, FrameDecoder, FrameError, IN_PLACE_MIN};
+use super::{Frame, FrameDecoder, FrameError, IN_PLACE_MIN, PARTIAL_MIN};
 use crate::testing::{MAX_FRAME, counter, decode, frame, frame_bytes};
 use crate::{Accounting, Cumulation, Sizes};
 
@@ -119,7 +119,7 @@ fn a_compacted_frame_lets_go_of_its_root() {
     let frame = decoder.next_frame().unwrap().unwrap();
     decoder.settle(accounting.as_ref());
     assert!(frame.pins_much());
-    assert_eq!(frame.root_capacity(), 65_536);
+    assert_eq!(frame.root_capacity(), 16_384);
     let compact = frame.compact(accounting);
     assert_eq!(
         (compact.command(), compact.rest()),
@@ -142,7 +142,7 @@ fn waiting_input_lets_go_of_its_root() {
     let mut decoder = FrameDecoder::new(MAX_FRAME);
     decoder.push(buffer.read(bytes.len()));
     buffer.release_idle();
-    assert_eq!(decoder.retained(), 65_536);
+    assert_eq!(decoder.retained(), 16_384);
     decoder.compact(accounting.as_ref());
     assert_eq!(
         (decoder.retained(), counter.alive()),
@@ -216,30 +216,58 @@ fn a_large_frame_is_finished_in_place_in_a_root_of_its_size() {
         "nothing to read into before it settled"
     );
     decoder.settle(accounting.as_ref());
-    assert_eq!(counter.alive(), bytes.len() - 4);
-    assert_eq!(decoder.retained(), bytes.len() - 4);
+    assert_eq!(
+        (counter.alive(), decoder.retained()),
+        (PARTIAL_MIN, PARTIAL_MIN),
+        "what was announced is not allocated"
+    );
     assert_eq!(decoder.missing(), Some(bytes.len() - 100));
 
-    let space = decoder.space().unwrap();
-    space[..IN_PLACE_MIN].copy_from_slice(&bytes[100..100 + IN_PLACE_MIN]);
-    decoder.advance(IN_PLACE_MIN);
-    assert!(decoder.next_frame().unwrap().is_none());
-    let left = bytes.len() - 100 - IN_PLACE_MIN;
-    assert_eq!(decoder.space().unwrap().len(), left);
-    decoder.space().unwrap()[..left - 1]
-        .copy_from_slice(&bytes[100 + IN_PLACE_MIN..bytes.len() - 1]);
-    decoder.advance(left - 1);
-    assert!(decoder.next_frame().unwrap().is_none());
-    assert!(
-        decoder.space().is_none(),
-        "too little for a read of its own"
-    );
+    let (mut at, mut steps) = (100, 0);
+    while let Some(space) = decoder.space() {
+        let n = space.len().min(bytes.len() - 1 - at);
+        space[..n].copy_from_slice(&bytes[at..at + n]);
+        decoder.advance(n);
+        at += n;
+        steps += 1;
+        assert!(decoder.next_frame().unwrap().is_none());
+        assert_eq!(decoder.arrived(), Some(at - 4));
+        assert!(decoder.retained() <= 2 * (at - 4));
+    }
+    assert_eq!(steps, 6, "1, 2, 4, 8, 16 and 24 KiB");
+    let left = bytes.len() - at;
+    assert!(left < IN_PLACE_MIN, "too little for a read of its own");
+    while let Some(space) = decoder.missing_space(1)
+        && at < bytes.len() - 1
+    {
+        space[0] = bytes[at];
+        decoder.advance(1);
+        at += 1;
+        assert!(decoder.next_frame().unwrap().is_none());
+    }
     assert_eq!(decoder.missing_space(1).unwrap().len(), 1);
     decoder.push(Bytes::copy_from_slice(&bytes[bytes.len() - 1..]));
     let frame = decoder.next_frame().unwrap().unwrap();
     assert_eq!(frame.rest(), body);
+    assert_eq!(frame.root_capacity(), bytes.len() - 4);
     assert_eq!(counter.alive(), frame.root_capacity());
     drop((decoder, frame));
+    assert_eq!(counter.alive(), 0);
+}
+
+#[test]
+fn a_frame_that_is_only_announced_costs_next_to_nothing() {
+    let (counter, accounting) = counter();
+    let mut decoders: Vec<_> = (0..1000).map(|_| FrameDecoder::new(MAX_FRAME)).collect();
+    for decoder in &mut decoders {
+        decoder.push(Bytes::from_static(&[0, 0x50, 0, 0, 0]));
+        assert!(decoder.next_frame().unwrap().is_none());
+        decoder.settle(accounting.as_ref());
+        assert_eq!(decoder.announced(), Some(0x50_0000));
+        assert_eq!(decoder.next_capacity(), Some(PARTIAL_MIN));
+    }
+    assert_eq!(counter.alive(), 1000 * PARTIAL_MIN);
+    drop(decoders);
     assert_eq!(counter.alive(), 0);
 }
 
@@ -308,6 +336,9 @@ fn read_all(
             }
         }
         decoder.settle(accounting);
+        if let Some(arrived) = decoder.arrived() {
+            assert!(decoder.retained() <= arrived.max(PARTIAL_MIN / 2) * 2);
+        }
         let pinned = decoder.input.len();
         assert_eq!(
             pinned, 0,
@@ -346,6 +377,16 @@ proptest! {
         }
         std::thread::spawn(move || drop(elsewhere)).join().unwrap();
         prop_assert_eq!(counter.alive(), 0);
+    }
+
+    #[test]
+    fn without_accounting_the_frames_are_the_same(
+        rests in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20_000), 0..6),
+        cuts in prop::collection::vec(1usize..9_000, 1..9),
+    ) {
+        let expected: Vec<&[u8]> = rests.iter().map(|rest| &rest[..]).collect();
+        let (all, _) = read_all(&wire(&expected), &cuts, &[false], None);
+        prop_assert_eq!(all, rests);
     }
 
     #[test]

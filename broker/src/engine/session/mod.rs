@@ -556,6 +556,19 @@ impl Sessions {
         }
     }
 
+    /// Silence of this peer is not its own.
+    pub(super) fn excused(&mut self, conn: ConnId) {
+        if let Some(session) = self.get(conn.slot, conn.generation) {
+            session.pinged = false;
+        }
+    }
+
+    /// Bytes queued to sockets.
+    pub(super) fn outbound(&self) -> usize {
+        let sessions = self.slots.iter().filter_map(|slot| slot.session.as_deref());
+        sessions.map(|session| session.out.len()).sum()
+    }
+
     /// Asks every session to end.
     pub(super) fn close_all(&mut self, cx: &mut Context) {
         for session in self

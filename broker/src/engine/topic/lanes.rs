@@ -497,6 +497,16 @@ impl Topics {
         }
     }
 
+    /// Bytes of chunks that are not durable, and of durable ones kept for reads.
+    pub(crate) fn chunk_memory(&self) -> (usize, usize) {
+        self.lanes.iter().fold((0, 0), |(log, cache), seat| {
+            (
+                log + seat.lane.unacked_bytes(),
+                cache + seat.lane.cache().durable_bytes(),
+            )
+        })
+    }
+
     /// True when everything appended is durable and answered.
     pub(crate) fn is_quiet(&self) -> bool {
         self.lanes.iter().all(|seat| {

@@ -4,6 +4,7 @@ use crate::runtime::clock::Clock;
 use crate::runtime::cluster::{Cluster, Common};
 use crate::runtime::guests::Limits;
 use crate::runtime::listen::{self, Door};
+use crate::runtime::memory::Intake;
 use crate::runtime::port::*;
 use crate::runtime::post::Post;
 use crate::runtime::preflight;
@@ -13,10 +14,10 @@ use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use vela_codec::{Accounting, Frame};
+use vela_codec::{Frame, Sizes};
+use vela_limiter::{BufferMemory, MemoryLimiter, Mode};
 
 /// Largest frame.
 pub(super) const MAX_FRAME: usize = 5 * 1024 * 1024 + 10 * 1024;
@@ -285,23 +286,11 @@ impl Storage<Echo> for NoStorage {
     fn close(&mut self) {}
 }
 
-#[derive(Default)]
-pub(super) struct Count(pub(super) AtomicI64);
-
-impl Accounting for Count {
-    fn allocated(&self, bytes: usize) {
-        self.0.fetch_add(bytes as i64, Ordering::Relaxed);
-    }
-    fn released(&self, bytes: usize) {
-        self.0.fetch_sub(bytes as i64, Ordering::Relaxed);
-    }
-}
-
 /// A running broker that echoes.
 pub(super) struct Server {
     pub(super) addr: SocketAddr,
     pub(super) core_addrs: Vec<SocketAddr>,
-    pub(super) retained: Arc<Count>,
+    pub(super) intake: Arc<Intake>,
     pub(super) cluster: Cluster<Traveller>,
     stop: UnixStream,
     acceptor: JoinHandle<()>,
@@ -310,17 +299,28 @@ pub(super) struct Server {
 impl Server {
     /// `cores` may be more than there are CPUs: several then share one.
     pub(super) fn start(cores: u16, tick_us: u64) -> Self {
+        Self::with(cores, tick_us, Self::intake(Mode::Tracking, 0, 30_000))
+    }
+
+    /// The memory of a server: mode and limit in bytes, time for an unfinished frame in milliseconds.
+    pub(super) fn intake(mode: Mode, limit: i64, frame_timeout_ms: u64) -> Arc<Intake> {
+        let memory = Arc::new(BufferMemory::new(0));
+        let limiter = Arc::new(MemoryLimiter::new(mode, limit, memory));
+        let sizes = Sizes::default();
+        Arc::new(Intake::new(limiter, sizes, true, frame_timeout_ms))
+    }
+
+    pub(super) fn with(cores: u16, tick_us: u64, intake: Arc<Intake>) -> Self {
         let allowed = preflight::cpus(0).unwrap();
         let cpus = (0..cores as usize)
             .map(|n| allowed[n % allowed.len()])
             .collect();
-        let retained = Arc::new(Count::default());
         let common = Common {
             cpus,
             io_memory: 64 << 10,
             tick_us,
             clock: Clock::start(),
-            accounting: Arc::clone(&retained) as Arc<dyn Accounting>,
+            intake: Arc::clone(&intake),
         };
         let post = Arc::new(Post::new(cores));
         let parts = (0..cores)
@@ -345,12 +345,12 @@ impl Server {
         let (stop, stopped) = UnixStream::pair().unwrap();
         let post = Arc::clone(&cluster.post);
         let acceptor = std::thread::spawn(move || {
-            listen::accept_until(&doors, &post, Limits::default(), &stopped).unwrap();
+            listen::accept_until(&doors, &post, &Limits::default, &stopped).unwrap();
         });
         Self {
             addr: addrs[0],
             core_addrs: addrs[1..].to_vec(),
-            retained,
+            intake,
             cluster,
             stop,
             acceptor,
@@ -359,6 +359,11 @@ impl Server {
 
     pub(super) fn connect(&self) -> Client {
         Client::to(self.addr)
+    }
+
+    /// Bytes that inbound frames keep alive.
+    pub(super) fn retained(&self) -> u64 {
+        self.intake.limiter.retained()
     }
 
     /// Connections over all cores.

@@ -173,6 +173,11 @@ impl ChunkCache {
         self.bytes
     }
 
+    /// Those of [`Self::bytes`] that are of durable chunks.
+    pub fn durable_bytes(&self) -> usize {
+        self.bytes.saturating_sub(self.pinned_bytes)
+    }
+
     /// Number of chunks here.
     pub fn len(&self) -> usize {
         self.slots.len()

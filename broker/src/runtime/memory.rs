@@ -1,0 +1,600 @@
+//! Memory of inbound frames, as one core keeps to it.
+//!
+//! * While too much is retained ([`MemoryLimiter`]) no socket is read, and before that none of a connection that
+//!   retains more than its fair share. What has been read goes on to the engine all the same, and an unfinished
+//!   frame is read to its end, never beyond: both are what releases memory.
+//! * A size that is announced is no memory yet: a frame's root grows with what arrives, and beyond [`FREE`] only
+//!   when the core's pool has admitted the whole frame. Who waits for that is not read.
+//! * A frame that makes no progress closes its connection: after `frameTimeout`, or, while others wait for the
+//!   memory that it holds, when it does not keep the pace at which it would be there in that time.
+//!
+//! Who waits is woken by what ends the wait (a change of the limiter's state, a release to the pool). Only the
+//! watch over standing frames looks at the clock.
+
+use super::conn::{Conn, State};
+use super::core::Core;
+use super::port::{CoreEngine, CoreId, Held, Now, ReadRule, Storage};
+use super::post::Post;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use vela_codec::{Accounting, IN_PLACE_MIN, Sizes};
+use vela_limiter::{
+    Admission, Budget, Holder, Listener, MemoryLimiter, Mode, over_share, policy::State as Policy,
+};
+
+/// Memory that an unfinished frame has without asking, in bytes: what a pipelining client of small messages needs.
+const FREE: usize = 8 * 1024;
+/// Frames up to this size have a pool of their own, so that they never stand behind large ones.
+const SMALL_FRAME: usize = 128 * 1024;
+/// Part of the partial pool that is for small frames.
+const SMALL_PART: u64 = 8;
+/// How long a frame whose memory others wait for may fall behind its pace, in milliseconds.
+const PATIENCE_MS: u64 = 1000;
+/// How often standing frames are looked for, in milliseconds.
+const WATCH_MS: u64 = 250;
+/// Waiting bytes up to which a connection that a rate holds is read on, so that what else it sends is found.
+const READ_AHEAD: usize = 64 * 1024;
+
+/// What all cores share of this.
+#[derive(Debug)]
+pub(super) struct Intake {
+    pub(super) limiter: Arc<MemoryLimiter>,
+    /// Sizes of the receive buffer.
+    pub(super) sizes: Sizes,
+    /// Whether heavy connections stop before the others.
+    pub(super) fairness: bool,
+    /// How long an unfinished frame may stand still, in milliseconds.
+    pub(super) frame_timeout_ms: u64,
+    /// Connections that retain inbound bytes, over all cores.
+    holders: AtomicUsize,
+    /// Connections closed because a frame stood still.
+    stood: AtomicU64,
+    /// Connections closed because others waited for the memory of a slow frame.
+    evicted: AtomicU64,
+    /// Connections that are not read because of memory.
+    held: AtomicUsize,
+}
+
+impl Intake {
+    pub(super) fn new(
+        limiter: Arc<MemoryLimiter>,
+        sizes: Sizes,
+        fairness: bool,
+        frame_timeout_ms: u64,
+    ) -> Self {
+        Self {
+            limiter,
+            sizes,
+            fairness,
+            frame_timeout_ms,
+            holders: AtomicUsize::new(0),
+            stood: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            held: AtomicUsize::new(0),
+        }
+    }
+
+    /// Connections closed because a frame stood still, and because others waited for its memory.
+    pub(super) fn closed(&self) -> (u64, u64) {
+        (
+            self.stood.load(Ordering::Relaxed),
+            self.evicted.load(Ordering::Relaxed),
+        )
+    }
+
+    /// Connections that are not read because of memory.
+    pub(super) fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed) as u64
+    }
+}
+
+/// Counts roots into the limiter.
+struct Counted(Arc<MemoryLimiter>);
+
+impl Accounting for Counted {
+    fn allocated(&self, bytes: usize) {
+        self.0.allocated(bytes);
+    }
+
+    fn released(&self, bytes: usize) {
+        self.0.released(bytes);
+    }
+}
+
+/// Where the next bytes of a connection go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// To the unfinished frame, and no further than its end.
+    Frame,
+    /// To the core's buffer, so many at most.
+    Buffer(usize),
+}
+
+/// Which pool a frame's memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pool {
+    Small,
+    Large,
+}
+
+/// What a connection has to do with all this.
+#[derive(Debug, Default)]
+pub(super) struct Inbound {
+    /// Asked for its unfinished frame, and has or waits.
+    pool: Option<(Pool, Turn)>,
+    /// Is on the list of those that wait for the limiter.
+    listed: bool,
+    /// Counts among those that retain bytes.
+    counts: bool,
+    /// Counts among those that memory holds.
+    held: bool,
+    /// Bytes there are of the unfinished frame, when last seen.
+    arrived: usize,
+    /// When the last of them came, or reading was last impossible; milliseconds.
+    moved_ms: u64,
+    /// Since when its pace is measured, and the bytes there were then.
+    pace: Option<(u64, usize)>,
+}
+
+/// How a connection stands with its pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Granted,
+    Waits,
+}
+
+/// One core's part.
+pub(super) struct Memory {
+    intake: Arc<Intake>,
+    cores: u16,
+    listener: Listener,
+    /// What new roots are counted in; none in `disabled`.
+    accounting: Option<Arc<dyn Accounting>>,
+    counted: Arc<dyn Accounting>,
+    /// Connections that wait for the limiter.
+    waiting: Vec<usize>,
+    small: Budget<usize>,
+    large: Budget<usize>,
+    max_frame: usize,
+    /// What this core's engine was last reported to hold.
+    reported: Held,
+    watch_ms: u64,
+}
+
+impl Memory {
+    pub(super) fn new<M: Send + 'static>(
+        intake: Arc<Intake>,
+        id: CoreId,
+        post: &Arc<Post<M>>,
+        max_frame: usize,
+    ) -> Self {
+        let waker = Arc::clone(post);
+        let listener = intake.limiter.register(move || waker.wake(id));
+        let counted: Arc<dyn Accounting> = Arc::new(Counted(Arc::clone(&intake.limiter)));
+        let accounting = intake.limiter.counts().then(|| Arc::clone(&counted));
+        let mut memory = Self {
+            cores: post.cores(),
+            listener,
+            accounting,
+            counted,
+            waiting: Vec::new(),
+            small: Budget::new(0),
+            large: Budget::new(0),
+            max_frame,
+            reported: Held::default(),
+            watch_ms: 0,
+            intake,
+        };
+        memory.size_pools(memory.intake.limiter.state());
+        memory
+    }
+
+    pub(super) fn sizes(&self) -> Sizes {
+        self.intake.sizes
+    }
+
+    /// What new roots are counted in.
+    pub(super) fn accounting(&self) -> Option<&Arc<dyn Accounting>> {
+        self.accounting.as_ref()
+    }
+
+    /// Unfinished frames of all cores get half of the limit, or, without one, a quarter of the budget. One frame of
+    /// the largest size always fits, or none could ever be received.
+    fn size_pools(&mut self, policy: Policy) {
+        let budget = self.intake.limiter.memory().budget();
+        let all = match (policy.mode, u64::try_from(policy.limit).unwrap_or(0)) {
+            (Mode::Disabled, _) => u64::MAX,
+            (_, 0) if budget == 0 => u64::MAX,
+            (_, 0) => budget / 4,
+            (_, limit) => limit / 2,
+        };
+        let share = all / u64::from(self.cores.max(1));
+        let small = (share / SMALL_PART).max(SMALL_FRAME as u64);
+        self.small.set_limit(small);
+        self.large
+            .set_limit(share.saturating_sub(small).max(self.max_frame as u64));
+    }
+
+    fn pool(&mut self, which: Pool) -> &mut Budget<usize> {
+        match which {
+            Pool::Small => &mut self.small,
+            Pool::Large => &mut self.large,
+        }
+    }
+
+    /// Whether whatever frame comes next is admitted at once.
+    fn is_roomy(&self) -> bool {
+        let fits = |pool: &Budget<usize>, frame: usize| {
+            pool.waiting() == 0 && pool.used().saturating_add(frame as u64) <= pool.limit()
+        };
+        fits(&self.small, SMALL_FRAME) && fits(&self.large, self.max_frame)
+    }
+
+    /// Whether a connection that retains `bytes` has to leave room to others.
+    fn is_over_share(&self, bytes: usize) -> bool {
+        let limiter = &self.intake.limiter;
+        self.intake.fairness
+            && limiter.is_crowded()
+            && over_share(
+                bytes as u64,
+                self.intake.holders.load(Ordering::Relaxed),
+                limiter.limit(),
+                true,
+            )
+    }
+
+    /// The connections whose turn it is now that memory was given back.
+    fn granted(&mut self) -> Vec<usize> {
+        let mut keys = Vec::new();
+        for which in [Pool::Small, Pool::Large] {
+            keys.extend(std::iter::from_fn(|| self.pool(which).next_granted()));
+        }
+        keys
+    }
+
+    /// Asks for the memory of a frame of `total` bytes. True: it may grow.
+    fn admit(&mut self, key: usize, inbound: &mut Inbound, total: usize) -> bool {
+        let which = if total <= SMALL_FRAME {
+            Pool::Small
+        } else {
+            Pool::Large
+        };
+        match inbound.pool {
+            Some((_, Turn::Granted)) => true,
+            Some((_, Turn::Waits)) => false,
+            None => {
+                let granted = self.pool(which).admit(key, total as u64) == Admission::Granted;
+                let admission = if granted { Turn::Granted } else { Turn::Waits };
+                inbound.pool = Some((which, admission));
+                granted
+            }
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.report(Held::default());
+    }
+}
+
+impl Memory {
+    /// Tells the shared counters what this core's engine holds now.
+    fn report(&mut self, held: Held) {
+        let memory = self.intake.limiter.memory();
+        let before = std::mem::replace(&mut self.reported, held);
+        let mut released = false;
+        for (holder, before, now) in [
+            (Holder::Log, before.log, held.log),
+            (Holder::Cache, before.cache, held.cache),
+            (Holder::Outbound, before.outbound, held.outbound),
+        ] {
+            if now > before {
+                memory.allocated(holder, now - before);
+            } else if now < before {
+                memory.released(holder, before - now);
+                released = true;
+            }
+        }
+        if released {
+            self.intake.limiter.reconsider();
+        }
+    }
+}
+
+impl Conn {
+    /// Bytes of inbound memory that this connection keeps alive.
+    fn retained(&self) -> usize {
+        self.decoder.retained() + self.queued_roots
+    }
+
+    /// Reading is not the peer's to wait for: its silence is ours.
+    fn excuse(&mut self, now: Now) {
+        self.inbound.moved_ms = now.ms;
+        self.inbound.pace = None;
+    }
+}
+
+impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
+    /// Where to read this connection's next bytes to; none: not now, and something else will wake it.
+    pub(super) fn source(&mut self, key: usize, now: Now) -> Option<Source> {
+        let source = self.find_source(key);
+        if let Some(conn) = self.conns.get_mut(key) {
+            if source.is_none() {
+                conn.excuse(now);
+            } else if conn.inbound.held {
+                conn.inbound.held = false;
+                self.memory.intake.held.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        source
+    }
+
+    fn find_source(&mut self, key: usize) -> Option<Source> {
+        if self.reads_held() {
+            self.waiting.push(key);
+            return None;
+        }
+        let conn = self.conns.get_mut(key)?;
+        let id = conn.id?;
+        let wanted = match self.engine.read_rule(id) {
+            ReadRule::Read => conn.queue.is_empty() && self.engine.wants_frames(id),
+            ReadRule::Ahead => conn.queued() < READ_AHEAD,
+            ReadRule::Stop => false,
+        };
+        if !wanted {
+            return None;
+        }
+        let tight =
+            self.memory.intake.limiter.is_throttled() || self.memory.is_over_share(conn.retained());
+        if let (Some(capacity), Some(missing), Some(total)) = (
+            conn.decoder.next_capacity(),
+            conn.decoder.missing(),
+            conn.decoder.announced(),
+        ) {
+            // Through the buffer its end comes with the frames behind it, and it is as large as it will be.
+            let (capacity, source) = if tight || missing >= IN_PLACE_MIN {
+                (capacity, Source::Frame)
+            } else {
+                (total, Source::Buffer(self.memory.buffer_limit()))
+            };
+            if capacity <= FREE || self.memory.admit(key, &mut conn.inbound, total) {
+                return Some(source);
+            }
+        } else if tight {
+            if !std::mem::replace(&mut conn.inbound.listed, true) {
+                self.memory.waiting.push(key);
+            }
+        } else {
+            return Some(Source::Buffer(self.memory.buffer_limit()));
+        }
+        if !std::mem::replace(&mut conn.inbound.held, true) {
+            self.memory.intake.held.fetch_add(1, Ordering::Relaxed);
+        }
+        None
+    }
+
+    /// To be called when frames of a connection were handed on: takes note of what it still holds.
+    pub(super) fn note_inbound(&mut self, key: usize, now: Now) {
+        let Some(conn) = self.conns.get_mut(key) else {
+            return;
+        };
+        let arrived = conn.decoder.arrived().unwrap_or(0);
+        if arrived != conn.inbound.arrived {
+            if arrived < conn.inbound.arrived {
+                conn.inbound.pace = None;
+            }
+            conn.inbound.arrived = arrived;
+            conn.inbound.moved_ms = now.ms;
+        }
+        let counts = conn.retained() > 0;
+        if std::mem::replace(&mut conn.inbound.counts, counts) != counts {
+            if counts {
+                self.memory.intake.holders.fetch_add(1, Ordering::Relaxed);
+            } else {
+                self.memory.intake.holders.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        match (conn.decoder.announced(), conn.decoder.next_capacity()) {
+            (Some(total), Some(_)) if conn.decoder.retained() > FREE => {
+                // Bytes that are here already. Where nothing is left of the pool, no more are read until there is.
+                self.memory.admit(key, &mut conn.inbound, total);
+            }
+            (_, None) => self.give_back(key),
+            _ => {}
+        }
+    }
+
+    /// The connection's unfinished frame is finished, or gone.
+    fn give_back(&mut self, key: usize) {
+        let Some(conn) = self.conns.get_mut(key) else {
+            return;
+        };
+        if let Some((which, _)) = conn.inbound.pool.take() {
+            self.memory.pool(which).release(key);
+            self.serve_pools();
+        }
+    }
+
+    /// Wakes those whose frames were admitted.
+    fn serve_pools(&mut self) {
+        for key in self.memory.granted() {
+            if let Some(conn) = self.conns.get_mut(key) {
+                if let Some((_, admission)) = &mut conn.inbound.pool {
+                    *admission = Turn::Granted;
+                }
+                conn.wake();
+            }
+        }
+    }
+
+    /// The connection is no longer used: it keeps nothing, and waits for nothing.
+    pub(super) fn release_inbound(&mut self, key: usize) {
+        let Some(conn) = self.conns.get_mut(key) else {
+            return;
+        };
+        conn.drop_inbound();
+        let inbound = &mut conn.inbound;
+        if std::mem::take(&mut inbound.counts) {
+            self.memory.intake.holders.fetch_sub(1, Ordering::Relaxed);
+        }
+        if std::mem::take(&mut inbound.held) {
+            self.memory.intake.held.fetch_sub(1, Ordering::Relaxed);
+        }
+        if std::mem::take(&mut inbound.listed) {
+            self.memory.waiting.retain(|other| *other != key);
+        }
+        self.give_back(key);
+    }
+
+    /// Follows the limiter's latest state, if it has changed: new roots are counted or not, pools have their new
+    /// sizes, and whoever waited looks again.
+    pub(super) fn follow_limiter(&mut self) -> bool {
+        if !self.memory.listener.begin() {
+            return false;
+        }
+        let policy = self.memory.intake.limiter.state();
+        let counting = policy.mode != Mode::Disabled;
+        if counting != self.memory.accounting.is_some() {
+            self.memory.accounting = counting.then(|| Arc::clone(&self.memory.counted));
+            self.cumulation
+                .set_accounting(self.memory.accounting.clone());
+        }
+        self.memory.size_pools(policy);
+        self.serve_pools();
+        if !policy.throttled {
+            for key in std::mem::take(&mut self.memory.waiting) {
+                if let Some(conn) = self.conns.get_mut(key) {
+                    conn.inbound.listed = false;
+                    conn.wake();
+                }
+            }
+        }
+        true
+    }
+
+    /// For the heartbeat: reports what the engine holds, and ends frames that stand still.
+    pub(super) fn watch_memory(&mut self, now: Now) {
+        if now.ms < self.memory.watch_ms {
+            return;
+        }
+        self.memory.watch_ms = now.ms + WATCH_MS;
+        let held = self.engine.buffer_memory();
+        self.memory.report(held);
+        let unfinished = self
+            .conns
+            .iter()
+            .map(|(_, conn)| conn.decoder.retained() as u64)
+            .sum::<u64>();
+        let policy = self.memory.intake.limiter.state();
+        // Unfinished frames alone could keep the limiter from ever clearing.
+        let pressing = policy.throttled
+            && unfinished.saturating_mul(u64::from(self.memory.cores))
+                >= u64::try_from(policy.limit).unwrap_or(0) / 4;
+        let (mut stood, mut slow) = (Vec::new(), Vec::new());
+        for (key, conn) in &mut self.conns {
+            let Some(id) = conn.id else {
+                continue;
+            };
+            if conn.state != State::Open || conn.decoder.is_between_frames() {
+                if conn.inbound.held {
+                    self.engine.excused(id, now);
+                }
+                continue;
+            }
+            let waits = matches!(conn.inbound.pool, Some((_, Turn::Waits)));
+            if waits || conn.inbound.listed || self.engine.read_rule(id) != ReadRule::Read {
+                conn.excuse(now);
+                if conn.inbound.held {
+                    self.engine.excused(id, now);
+                }
+                continue;
+            }
+            if now.ms.saturating_sub(conn.inbound.moved_ms) >= self.memory.intake.frame_timeout_ms {
+                stood.push(key);
+                continue;
+            }
+            if now.ms.saturating_sub(conn.inbound.moved_ms) < WATCH_MS {
+                self.engine.excused(id, now);
+            }
+            let wanted = pressing
+                || match conn.inbound.pool {
+                    Some((Pool::Small, _)) => self.memory.small.waiting() > 0,
+                    Some((Pool::Large, _)) => self.memory.large.waiting() > 0,
+                    None => false,
+                };
+            if self.memory.is_too_slow(conn, wanted, now) {
+                slow.push(key);
+            }
+        }
+        self.end_frames(&stood, &self.memory.intake.clone().stood, now, |intake| {
+            format!(
+                "its frame made no progress for frameTimeout ({} s)",
+                intake.frame_timeout_ms / 1000
+            )
+        });
+        self.end_frames(&slow, &self.memory.intake.clone().evicted, now, |_| {
+            "its unfinished frame came too slowly while others waited for its memory; if that is not an attack, raise \
+             maxMessagePublishBufferSizeInMB"
+                .to_owned()
+        });
+    }
+
+    fn end_frames(
+        &mut self,
+        keys: &[usize],
+        count: &AtomicU64,
+        now: Now,
+        why: impl Fn(&Intake) -> String,
+    ) {
+        let Some(conn) = keys.first().and_then(|key| self.conns.get(*key)) else {
+            return;
+        };
+        let peer = conn.stream.peer_addr().map(|peer| peer.to_string());
+        tracing::warn!(
+            core = self.number(),
+            connections = keys.len(),
+            peer = peer.as_deref().unwrap_or("unknown"),
+            "connection closed: {}",
+            why(&self.memory.intake)
+        );
+        count.fetch_add(keys.len() as u64, Ordering::Relaxed);
+        for key in keys {
+            self.drop_conn(*key, now);
+        }
+    }
+}
+
+impl Memory {
+    /// Bytes to read at once into the core's buffer.
+    fn buffer_limit(&self) -> usize {
+        // Half, for the root of an unfinished frame is up to twice as large as what came of it.
+        if self.is_roomy() {
+            usize::MAX
+        } else {
+            FREE / 2
+        }
+    }
+
+    /// Whether a frame whose memory is wanted by others has fallen behind the pace at which what it holds would be
+    /// full within `frameTimeout`.
+    fn is_too_slow(&self, conn: &mut Conn, wanted: bool, now: Now) -> bool {
+        let inbound = &mut conn.inbound;
+        if !wanted {
+            inbound.pace = None;
+            return false;
+        }
+        let (since, from) = *inbound.pace.get_or_insert((now.ms, inbound.arrived));
+        if now.ms.saturating_sub(since) < PATIENCE_MS {
+            return false;
+        }
+        let holds = match inbound.pool {
+            Some(_) => conn.decoder.announced().unwrap_or(0),
+            None => conn.decoder.retained(),
+        };
+        let due = (holds as u64 * PATIENCE_MS / self.intake.frame_timeout_ms.max(1)).max(1);
+        let came = inbound.arrived.saturating_sub(from) as u64;
+        inbound.pace = Some((now.ms, inbound.arrived));
+        came < due
+    }
+}
