@@ -18,6 +18,9 @@ const MAX_NAME: usize = 4096;
 /// Most bytes of the properties of a subscription.
 const MAX_PROPERTIES: usize = 64 << 10;
 
+/// Subscription names that the broker keeps for itself.
+const RESERVED_SUBSCRIPTIONS: [&str; 2] = ["pulsar.repl", "pulsar.dedup"];
+
 impl Session {
     /// Checks that PRODUCER and SUBSCRIBE share. The answer says whether the topic may be created.
     fn check_topic(
