@@ -65,7 +65,7 @@ pub(super) fn body(headers: &HeaderMap, bytes: &[u8]) -> Result<Value, Refusal> 
             .next()
             .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
     });
-    if !is_json && !(declared.is_none() && bytes.is_empty()) {
+    if !(is_json || declared.is_none() && bytes.is_empty()) {
         return Err(StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response().into());
     }
     if bytes.iter().all(u8::is_ascii_whitespace) {
