@@ -363,7 +363,7 @@ def test_the_connection_limit_changes_while_running(make_broker, topic):
     first = RawConnection(process.host, process.port)
     first.connect()
     second = RawConnection(process.host, process.port)
-    second.expect_closed(5)
+    second.expect("ERROR", message="Reached the maximum number of connections")
     process.http(f"{CONFIGURATION}/brokerMaxConnections", method="DELETE")
     third = RawConnection(process.host, process.port)
     third.connect()
