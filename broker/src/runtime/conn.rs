@@ -6,7 +6,7 @@
 use super::core::Core;
 use super::guests::Ticket;
 use super::memory::{Inbound, Source};
-use super::port::{ConnId, CoreEngine, Now, Output, ReadRule, Storage};
+use super::port::{ConnId, CoreEngine, Now, Output, Storage};
 use super::raw;
 use futures_io::{AsyncRead, AsyncWrite};
 use glommio::net::TcpStream;
