@@ -31,7 +31,7 @@ const FIRST_PART: usize = 128 * 1024;
 /// the whole, in eighths, that these are. The largest frames have the rest.
 const CLASSES: [(usize, u64); 2] = [(128 * 1024, 1), (1088 * 1024, 3)];
 /// How long a frame whose memory others wait for may fall behind its pace, in milliseconds.
-const PATIENCE_MS: u64 = 1000;
+const PATIENCE_MS: u64 = 2000;
 /// How often standing frames are looked for, in milliseconds.
 const WATCH_MS: u64 = 250;
 /// Waiting bytes up to which a connection that a rate holds is read on, so that what else it sends is found.
@@ -355,6 +355,8 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             if capacity <= FREE || self.memory.admit(key, &mut conn.inbound, total, capacity) {
                 return Some(source);
             }
+            // One more that waits may mean that all do, and then the first of them goes on.
+            self.serve_pools();
         } else if tight {
             if !std::mem::replace(&mut conn.inbound.listed, true) {
                 self.memory.waiting.push(key);
@@ -362,6 +364,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         } else {
             return Some(Source::Buffer(self.memory.buffer_limit()));
         }
+        let conn = self.conns.get_mut(key)?;
         if !std::mem::replace(&mut conn.inbound.held, true) {
             self.memory.intake.held.fetch_add(1, Ordering::Relaxed);
         }
@@ -489,6 +492,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             && unfinished.saturating_mul(u64::from(self.memory.cores))
                 >= u64::try_from(policy.limit).unwrap_or(0) / 4;
         let (mut stood, mut slow) = (Vec::new(), Vec::new());
+        let mail_stuck = self.reads_held();
         for (key, conn) in &mut self.conns {
             let Some(id) = conn.id else {
                 continue;
@@ -500,7 +504,8 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 continue;
             }
             let claim = conn.inbound.claim;
-            if claim.is_some_and(|claim| !claim.granted)
+            if mail_stuck
+                || claim.is_some_and(|claim| !claim.granted)
                 || conn.inbound.listed
                 || self.engine.read_rule(id) != ReadRule::Read
             {
@@ -556,6 +561,17 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         );
         count.fetch_add(keys.len() as u64, Ordering::Relaxed);
         for key in keys {
+            if let Some(conn) = self.conns.get(*key) {
+                tracing::debug!(
+                    core = self.number(),
+                    peer = ?conn.stream.peer_addr(),
+                    inbound = ?conn.inbound,
+                    announced = conn.decoder.announced(),
+                    retained = conn.decoder.retained(),
+                    gate = ?conn.gate,
+                    "connection closed"
+                );
+            }
             self.drop_conn(*key, now);
         }
     }

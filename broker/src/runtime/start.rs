@@ -82,16 +82,7 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         port: ports.shared_port,
         core_ports: ports.core_ports.clone(),
     };
-    let parts = parts(
-        settings,
-        publish_buffer(settings),
-        &data,
-        meta,
-        metadata,
-        service,
-        lanes,
-        &post,
-    );
+    let parts = parts(settings, &data, meta, metadata, service, lanes, &post);
     let cluster = Cluster::start(&common, Arc::clone(&post), parts)?;
 
     let ready = Arc::new(AtomicBool::new(false));
@@ -376,7 +367,6 @@ fn core_of(shard: u32, cores: u16) -> CoreId {
 /// For each core what makes its engine and its way to the disk.
 fn parts(
     settings: &Settings,
-    publish_buffer: i64,
     data: &DataDir,
     meta: MetaService,
     metadata: Metadata,
@@ -391,10 +381,7 @@ fn parts(
             Arc::new(move || post.wake(core)) as Arc<dyn Fn() + Send + std::marker::Sync>
         })
         .collect();
-    let shared = Arc::new(engine::Settings {
-        max_message_publish_buffer_bytes: publish_buffer,
-        ..engine_settings(settings)
-    });
+    let shared = Arc::new(engine_settings(settings));
     let mut hosted: Vec<Vec<OpenLane>> = (0..cores).map(|_| Vec::new()).collect();
     for lane in lanes {
         let core = core_of(lane.0.lane(), cores);
@@ -436,6 +423,7 @@ fn parts(
 fn engine_settings(settings: &Settings) -> engine::Settings {
     engine::Settings {
         cluster_name: settings.cluster_name.clone(),
+        max_message_publish_buffer_bytes: publish_buffer(settings),
         max_message_size: to_u32(settings.max_message_size),
         keep_alive_interval_seconds: to_u32(settings.keep_alive_interval_seconds),
         connection_liveness_check_timeout_millis: to_u32(
