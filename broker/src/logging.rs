@@ -1,27 +1,48 @@
 //! The broker's own log lines, on standard error.
 
 use crate::config::{LogFormat, LogLevel, Settings, Value};
+use std::sync::OnceLock;
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, fmt, reload};
 
-/// Starts logging in the form and from the level that the settings say. A second call changes nothing.
-pub fn start(settings: &Settings) {
-    let level = match settings.log_level {
+/// The way to the level that counts.
+static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
+
+fn filter(level: LogLevel) -> LevelFilter {
+    match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
-    };
-    let lines = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_target(false);
+    }
+}
+
+/// Changes the least severe level that is logged. Nothing happens where logging was not started.
+pub fn set_level(level: LogLevel) {
+    if let Some(handle) = LEVEL.get()
+        && let Err(error) = handle.reload(filter(level))
+    {
+        tracing::warn!("the log level stays as it is: {error}");
+    }
+}
+
+/// Starts logging in the form and from the level that the settings say. A second call changes nothing.
+pub fn start(settings: &Settings) {
+    let (level, handle) = reload::Layer::new(filter(settings.log_level));
+    let registry = tracing_subscriber::registry().with(level);
+    let lines = fmt::layer().with_writer(std::io::stderr).with_target(false);
     let started = match settings.log_format {
-        LogFormat::Text => lines
-            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        LogFormat::Text => registry
+            .with(lines.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())))
             .try_init(),
-        LogFormat::Json => lines.json().flatten_event(true).try_init(),
+        LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
     };
+    if started.is_ok() {
+        let _ = LEVEL.set(handle);
+    }
     if started.is_err() {
         tracing::debug!(format = %settings.log_format.show(), "logging had been started before");
     }

@@ -49,15 +49,13 @@ class Broker:
             return answer.read().decode()
 
     def metric(self, name):
-        """The value of a metric without labels, None when the broker does not publish it or has no /metrics."""
+        """The value of a metric, summed over its labels; None when the broker does not publish it or has no /metrics."""
         try:
             text = self.http("/metrics")
         except urllib.error.URLError:
             return None
-        for line in text.splitlines():
-            if line.startswith(name + " "):
-                return float(line.split()[1])
-        return None
+        values = [float(line.split()[-1]) for line in text.splitlines() if line.startswith((name + " ", name + "{"))]
+        return sum(values) if values else None
 
 
 class BrokerProcess(Broker):

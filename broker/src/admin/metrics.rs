@@ -1,15 +1,19 @@
-//! Samples as Prometheus text.
+//! Samples as Prometheus text. Names are Apache Pulsar's where Pulsar has the metric; others begin with `vela_`.
 
 use super::{CoreSample, MemorySample, Sample};
-use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
+use metrics::{counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use vela_limiter::Reason;
 
 /// The exporter: filled from a sample when it is looked at.
 pub(super) struct Metrics {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
+    /// The `cluster` label of Pulsar's metrics.
+    cluster: String,
 }
 
+/// One metric with a value per core. The help says the unit.
 struct PerCore {
     name: &'static str,
     help: &'static str,
@@ -19,17 +23,17 @@ struct PerCore {
 const GAUGES: &[PerCore] = &[
     PerCore {
         name: "vela_connections",
-        help: "Open client connections",
+        help: "Open client connections, by core",
         value: |core| core.connections,
     },
     PerCore {
         name: "vela_producers",
-        help: "Open producers",
+        help: "Open producers, by core",
         value: |core| core.producers,
     },
     PerCore {
         name: "vela_consumers",
-        help: "Open consumers",
+        help: "Open consumers, by core",
         value: |core| core.consumers,
     },
     PerCore {
@@ -39,8 +43,13 @@ const GAUGES: &[PerCore] = &[
     },
     PerCore {
         name: "vela_subscriptions",
-        help: "Subscriptions",
+        help: "Subscriptions, by the core that owns their topics",
         value: |core| core.subscriptions,
+    },
+    PerCore {
+        name: "vela_core_stalled",
+        help: "1 while the core has made no turn for a second, else 0",
+        value: |core| u64::from(core.stalled),
     },
 ];
 
@@ -76,6 +85,11 @@ const COUNTERS: &[PerCore] = &[
         value: |core| core.publish_errors,
     },
     PerCore {
+        name: "vela_publish_rate_limit_times_total",
+        help: "Times the publish rate of a topic held a connection",
+        value: |core| core.rate_limited,
+    },
+    PerCore {
         name: "vela_protocol_errors_total",
         help: "Connections closed because of what they sent",
         value: |core| core.protocol_errors,
@@ -92,6 +106,7 @@ const COUNTERS: &[PerCore] = &[
     },
 ];
 
+/// One metric of memory, under the label `cluster` if the name is Pulsar's.
 struct OfMemory {
     name: &'static str,
     help: &'static str,
@@ -126,12 +141,12 @@ const MEMORY_GAUGES: &[OfMemory] = &[
     },
     OfMemory {
         name: "vela_memory_limit_bytes",
-        help: "Limit of retained inbound memory; 0: none",
+        help: "Limit of retained inbound memory, bytes; 0: none",
         value: |memory| memory.limit,
     },
     OfMemory {
         name: "vela_buffer_memory_budget_bytes",
-        help: "Memory for all buffers together; 0: not known",
+        help: "Memory for all buffers together, bytes; 0: not known",
         value: |memory| memory.budget,
     },
     OfMemory {
@@ -175,12 +190,28 @@ const MEMORY_COUNTERS: &[OfMemory] = &[
 ];
 
 const BUFFERS: &str = "vela_buffer_memory_bytes";
+const HELD: &str = "vela_throttled_connections";
+const THROTTLED: &str = "pulsar_broker_throttled_connections";
+
+/// Connections held for `reason`, over all cores. Memory is not the engines' reason but the runtime's.
+fn held(sample: &Sample, reason: Reason) -> u64 {
+    if reason == Reason::Memory {
+        return sample.memory.held_connections;
+    }
+    let held = |core: &CoreSample| core.held.get(reason as usize).copied().unwrap_or(0);
+    sample.cores.iter().map(held).sum()
+}
 
 impl Metrics {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(cluster: &str) -> Self {
         let recorder = PrometheusBuilder::new().build_recorder();
         with_local_recorder(&recorder, || {
-            describe_gauge!(BUFFERS, Unit::Bytes, "Buffer memory in use, by holder");
+            describe_gauge!(
+                THROTTLED,
+                "Connections held now for a throttle reason; one that memory holds as well counts twice"
+            );
+            describe_gauge!(HELD, "Connections held now, by throttle reason");
+            describe_gauge!(BUFFERS, "Bytes of buffer memory in use, by holder");
             for gauge in MEMORY_GAUGES {
                 describe_gauge!(gauge.name, gauge.help);
             }
@@ -195,13 +226,22 @@ impl Metrics {
             }
         });
         let handle = recorder.handle();
-        Self { recorder, handle }
+        Self {
+            recorder,
+            handle,
+            cluster: cluster.to_owned(),
+        }
     }
 
     pub(super) fn render(&self, sample: &Sample) -> String {
         with_local_recorder(&self.recorder, || {
             for each in MEMORY_GAUGES {
-                gauge!(each.name).set(float((each.value)(&sample.memory)));
+                let value = float((each.value)(&sample.memory));
+                if each.name.starts_with("pulsar_") {
+                    gauge!(each.name, "cluster" => self.cluster.clone()).set(value);
+                } else {
+                    gauge!(each.name).set(value);
+                }
             }
             for each in MEMORY_COUNTERS {
                 counter!(each.name).absolute((each.value)(&sample.memory));
@@ -209,12 +249,19 @@ impl Metrics {
             for (holder, bytes) in sample.memory.holders {
                 gauge!(BUFFERS, "holder" => holder).set(float(bytes));
             }
+            for reason in Reason::ALL {
+                gauge!(HELD, "reason" => reason.name()).set(float(held(sample, reason)));
+            }
+            let throttled: u64 = sample.cores.iter().map(|core| core.throttled).sum();
+            gauge!(THROTTLED, "cluster" => self.cluster.clone())
+                .set(float(throttled + sample.memory.held_connections));
             for (number, core) in sample.cores.iter().enumerate() {
+                let number = number.to_string();
                 for each in GAUGES {
-                    gauge!(each.name, "core" => number.to_string()).set(float((each.value)(core)));
+                    gauge!(each.name, "core" => number.clone()).set(float((each.value)(core)));
                 }
                 for each in COUNTERS {
-                    counter!(each.name, "core" => number.to_string()).absolute((each.value)(core));
+                    counter!(each.name, "core" => number.clone()).absolute((each.value)(core));
                 }
             }
         });

@@ -1,18 +1,29 @@
-//! HTTP: health, readiness, metrics. On a thread of its own, so that no request takes time from a core.
+//! HTTP: health, metrics, configuration and rates, as Apache Pulsar's admin API has them. On a thread of its own, so
+//! that no request takes time from a core.
 
+mod answer;
+mod configuration;
 mod metrics;
+mod rates;
+mod store;
+#[cfg(test)]
+mod tests;
 
 use self::metrics::Metrics;
+use crate::config::Settings;
+use crate::store::meta::{MetaRequest, MetaResult};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
+use vela_limiter::Reason;
 
 /// One core, as metrics show it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -21,6 +32,8 @@ pub struct CoreSample {
     pub turns: u64,
     /// Times it was seen standing still for a second.
     pub stalls: u64,
+    /// It stands still now.
+    pub stalled: bool,
     /// Sockets it has.
     pub connections: u64,
     /// Open producers.
@@ -45,6 +58,12 @@ pub struct CoreSample {
     pub publish_errors: u64,
     /// Connections closed because of what they sent, since the start.
     pub protocol_errors: u64,
+    /// Connections held now, by throttle reason.
+    pub held: [u64; Reason::ALL.len()],
+    /// Connections held now for at least one reason.
+    pub throttled: u64,
+    /// Times the publish rate of a topic held a connection since the start.
+    pub rate_limited: u64,
 }
 
 /// Buffer memory and its limiter, as metrics show them.
@@ -91,13 +110,36 @@ pub struct Sample {
     pub cores: Vec<CoreSample>,
 }
 
-/// Where samples come from. Called for each request, on the HTTP thread.
-pub type Source = Arc<dyn Fn() -> Sample + Send + Sync>;
+/// The settings at one moment.
+#[derive(Debug, Clone)]
+pub struct Configuration {
+    /// What the broker goes by.
+    pub settings: Arc<Settings>,
+    /// What was set while running, by name, as it was said.
+    pub overrides: BTreeMap<String, String>,
+}
+
+/// What HTTP needs of the broker. Called on the HTTP thread, and must not block.
+pub trait Broker: Send + Sync + 'static {
+    /// What it looks like now.
+    fn sample(&self) -> Sample;
+    /// Its settings now.
+    fn configuration(&self) -> Configuration;
+    /// Reads or changes metadata. `done` is called once, on any thread: with what was read, with an error, or after
+    /// a change when every core goes by it.
+    fn metadata(&self, request: MetaRequest, done: Box<dyn FnOnce(MetaResult) + Send>);
+}
+
+/// An answer, or one that says why there is none.
+type Answer = Result<Response, answer::Refusal>;
 
 #[derive(Clone)]
 struct Shared {
-    source: Source,
+    broker: Arc<dyn Broker>,
+    cluster: Arc<str>,
     metrics: Arc<Metrics>,
+    /// Held by who changes something: changes that look at several keys do not cross each other.
+    changes: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The running HTTP server. Dropping it ends the server.
@@ -111,7 +153,7 @@ pub struct Server {
 ///
 /// # Errors
 /// If the thread or its event loop cannot be made.
-pub fn start(listener: TcpListener, source: Source) -> io::Result<Server> {
+pub fn start(listener: TcpListener, broker: Arc<dyn Broker>) -> io::Result<Server> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -121,7 +163,7 @@ pub fn start(listener: TcpListener, source: Source) -> io::Result<Server> {
         tokio::net::TcpListener::from_std(listener)?
     };
     let (stop, stopped) = oneshot::channel();
-    let app = router(source);
+    let app = router(broker);
     let thread = std::thread::Builder::new()
         .name("vela-http".to_owned())
         .spawn(move || {
@@ -150,28 +192,59 @@ impl Drop for Server {
     }
 }
 
-fn router(source: Source) -> Router {
+fn router(broker: Arc<dyn Broker>) -> Router {
+    let cluster: Arc<str> = broker.configuration().settings.cluster_name.as_str().into();
     let shared = Shared {
-        source,
-        metrics: Arc::new(Metrics::new()),
+        metrics: Arc::new(Metrics::new(&cluster)),
+        cluster,
+        broker,
+        changes: Arc::default(),
     };
-    Router::new()
-        .route("/admin/v2/brokers/health", get(|| async { "ok" }))
+    let resources = Router::new()
+        .route("/admin/v2/brokers/health", get(health))
         .route("/admin/v2/brokers/ready", get(ready))
         .route("/metrics", get(render))
-        .with_state(shared)
+        .merge(configuration::routes())
+        .merge(rates::routes())
+        .with_state(shared);
+    // The layer goes around a router of its own: it changes paths, which must happen before they are matched.
+    Router::new()
+        .fallback_service(resources)
+        .layer(axum::middleware::from_fn(answer::framework))
 }
 
-async fn ready(State(shared): State<Shared>) -> impl IntoResponse {
-    if (shared.source)().ready {
-        (StatusCode::OK, "ok")
+/// Whether the broker can do its work. Not while it stops, and not while a core makes no turn: what hangs there would
+/// hang for clients as well.
+async fn health(State(shared): State<Shared>) -> Response {
+    let sample = shared.broker.sample();
+    if !sample.ready {
+        return answer::reason(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "The broker is starting or stopping",
+        );
+    }
+    match sample.cores.iter().position(|core| core.stalled) {
+        Some(core) => answer::reason(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            &format!("Core {core} stands still; the broker's log says since when"),
+        ),
+        None => answer::text("ok".to_owned()),
+    }
+}
+
+async fn ready(State(shared): State<Shared>) -> Response {
+    if shared.broker.sample().ready {
+        answer::text("ok".to_owned())
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "starting or stopping")
+        answer::reason(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "The broker is starting or stopping",
+        )
     }
 }
 
 async fn render(State(shared): State<Shared>) -> impl IntoResponse {
-    let text = shared.metrics.render(&(shared.source)());
+    let text = shared.metrics.render(&shared.broker.sample());
     (
         [(
             header::CONTENT_TYPE,
@@ -179,93 +252,4 @@ async fn render(State(shared): State<Shared>) -> impl IntoResponse {
         )],
         text,
     )
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::*;
-    use std::io::{Read, Write};
-    use std::net::TcpStream;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
-
-    fn get(port: u16, path: &str) -> String {
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(10)))
-            .unwrap();
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    #[test]
-    fn health_readiness_and_metrics() {
-        let is_ready = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&is_ready);
-        let source: Source = Arc::new(move || Sample {
-            ready: flag.load(Ordering::SeqCst),
-            memory: MemorySample {
-                retained: 77,
-                throttled: true,
-                holders: [("inbound", 77), ("log", 5), ("cache", 0), ("outbound", 0)],
-                throttles: 3,
-                ..MemorySample::default()
-            },
-            cores: vec![
-                CoreSample {
-                    turns: 5,
-                    messages_in: 3,
-                    ..CoreSample::default()
-                },
-                CoreSample {
-                    stalls: 1,
-                    connections: 2,
-                    ..CoreSample::default()
-                },
-            ],
-        });
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let server = start(listener, source).unwrap();
-
-        let health = get(port, "/admin/v2/brokers/health");
-        assert!(
-            health.starts_with("HTTP/1.1 200") && health.ends_with("\r\nok"),
-            "{health}"
-        );
-        assert!(get(port, "/admin/v2/brokers/ready").starts_with("HTTP/1.1 503"));
-        is_ready.store(true, Ordering::SeqCst);
-        assert!(get(port, "/admin/v2/brokers/ready").starts_with("HTTP/1.1 200"));
-        assert!(get(port, "/nothing").starts_with("HTTP/1.1 404"));
-        // Twice: counters are the broker's, not counted up by looking.
-        for _ in 0..2 {
-            let metrics = get(port, "/metrics");
-            for line in [
-                "vela_retained_bytes 77",
-                "pulsar_broker_publish_in_progress_buffer_memory_usage 77",
-                "pulsar_broker_publish_in_progress_buffer_memory_throttled 1",
-                "vela_buffer_memory_bytes{holder=\"log\"} 5",
-                "vela_memory_throttles_total 3",
-                "vela_core_turns_total{core=\"0\"} 5",
-                "vela_core_stalls_total{core=\"1\"} 1",
-                "vela_connections{core=\"1\"} 2",
-                "vela_messages_in_total{core=\"0\"} 3",
-                "# TYPE vela_messages_in_total counter",
-                "# TYPE vela_retained_bytes gauge",
-                "# HELP vela_retained_bytes",
-            ] {
-                assert!(metrics.contains(line), "{line} is not in {metrics}");
-            }
-        }
-        drop(server);
-    }
 }

@@ -2,7 +2,8 @@
 //!
 //! A setting carries the name Apache Pulsar gives it in `broker.conf`; Vela's own follow the same form.
 //! It is set by a flag in kebab case (`--max-message-size`), else by an environment variable
-//! (`VELA_MAX_MESSAGE_SIZE`), else it has its default: see [`resolve`].
+//! (`VELA_MAX_MESSAGE_SIZE`), else it has its default: see [`resolve`]. A dynamic one may be set while the broker runs,
+//! which goes before all of these, also after a restart, until it is deleted: see [`DYNAMIC`].
 
 mod resolve;
 mod value;
@@ -11,6 +12,9 @@ pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
 pub use value::{BufferSize, CorePorts, LogFormat, LogLevel, Switch, Sync, TopicType, Value};
 
 use vela_limiter::Mode;
+
+/// Keys of the metadata store with values that were set while running: `config/NAME`, the value is the text as it was given.
+pub const DYNAMIC: &str = "config/";
 
 /// What is known about one setting besides its value.
 #[derive(Debug)]
@@ -156,6 +160,22 @@ settings! {
     max_pending_publish_requests_per_connection: u64 = 1000,
     "maxPendingPublishRequestsPerConnection" in 1..=10000000 as "messages", dynamic;
 
+    /// Messages that the producers of one topic may publish per second, unless its namespace has a rate of its own. 0: no limit.
+    max_publish_rate_per_topic_in_messages: u64 = 0,
+    "maxPublishRatePerTopicInMessages" in 0..=2147483647 as "messages/second", dynamic;
+
+    /// Bytes that the producers of one topic may publish per second, unless its namespace has a rate of its own. 0: no limit.
+    max_publish_rate_per_topic_in_bytes: u64 = 0,
+    "maxPublishRatePerTopicInBytes" in 0..=9223372036854775807 as "bytes/second", dynamic;
+
+    /// Messages that all producers of this broker together may publish per second. 0: no limit.
+    broker_publisher_throttling_max_message_rate: u64 = 0,
+    "brokerPublisherThrottlingMaxMessageRate" in 0..=2147483647 as "messages/second", dynamic;
+
+    /// Bytes that all producers of this broker together may publish per second. 0: no limit.
+    broker_publisher_throttling_max_byte_rate: u64 = 0,
+    "brokerPublisherThrottlingMaxByteRate" in 0..=9223372036854775807 as "bytes/second", dynamic;
+
     /// Create a topic when a client first names it.
     allow_auto_topic_creation: bool = true,
     "allowAutoTopicCreation", dynamic;
@@ -196,6 +216,10 @@ settings! {
     managed_ledger_cache_size_mb: u64 = 64,
     "managedLedgerCacheSizeMB" in 1..=1048576 as "MiB";
 
+    /// Accepted for compatibility, without effect: the cache holds chunks of the log as they were written or read back, never slices of receive memory, so there is nothing that a copy would free.
+    managed_ledger_cache_copy_entries: bool = false,
+    "managedLedgerCacheCopyEntries", dynamic;
+
     /// Connections this broker accepts at once. 0: no limit.
     broker_max_connections: u64 = 0,
     "brokerMaxConnections" in 0..=10000000 as "connections", dynamic;
@@ -206,7 +230,7 @@ settings! {
 
     /// Largest metadata of a consumer, its keys and values together.
     max_consumer_metadata_size: u64 = 1024,
-    "maxConsumerMetadataSize" in 0..=1048576 as "bytes";
+    "maxConsumerMetadataSize" in 0..=1048576 as "bytes", dynamic;
 
     /// Entries a shared subscription gives one consumer before it turns to the next.
     dispatcher_max_round_robin_batch_size: u64 = 20,
@@ -298,7 +322,7 @@ settings! {
 
     /// Least severe level that is logged.
     log_level: LogLevel = LogLevel::Info,
-    "logLevel";
+    "logLevel", dynamic;
 }
 
 /// The definition of a setting by its Pulsar name.

@@ -156,6 +156,11 @@ impl Engine {
         self.sessions.held()
     }
 
+    /// Connections held for at least one reason.
+    pub fn held_connections(&self) -> u64 {
+        self.sessions.held_connections()
+    }
+
     /// Takes over settings that changed while running; whoever waits because of an old one is looked at again at once.
     pub fn configure(&mut self, settings: Arc<Settings>, now: Now) {
         self.cx.configure(settings);

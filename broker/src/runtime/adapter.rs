@@ -126,6 +126,9 @@ impl CoreEngine for Engine {
             acks: stats.counters.acks,
             publish_errors: stats.counters.publish_errors,
             protocol_errors: stats.counters.protocol_errors,
+            held: self.held(),
+            throttled: self.held_connections(),
+            rate_limited: stats.counters.topic_rate_holds,
         }
     }
 }

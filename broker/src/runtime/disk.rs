@@ -3,7 +3,9 @@
 //! Everything is handed to helper threads, whose outcomes are taken at every turn. What a log cannot take yet
 //! waits here; the engine bounds how much that can be (writes in flight, reads wanted, one checkpoint per lane).
 
+use super::dynamic::Dynamic;
 use super::port::{Now, Storage};
+use crate::config;
 use crate::engine::{Engine, MetadataRequest};
 use crate::store::chunk::Chunk;
 use crate::store::meta::{MetaError, MetaReply, MetaRequest, MetaResult, MetaService};
@@ -11,7 +13,7 @@ use crate::store::wal::{Space, Wal, WalError, WalEvent};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Metadata changes that a core may be behind. When a core is further behind, the metadata thread waits.
 const CHANGES: usize = 4096;
@@ -19,13 +21,55 @@ const CHANGES: usize = 4096;
 const ANSWERS: usize = 4096;
 
 /// A change of metadata as every core hears of it.
-type Change = (String, Option<Bytes>);
+struct Change {
+    key: String,
+    value: Option<Bytes>,
+    /// Dropped when the core has taken the change over, or never will.
+    _taken: Option<Arc<Taken>>,
+}
+
 type Wake = Arc<dyn Fn() + Send + Sync>;
+type Done = Box<dyn FnOnce(MetaResult) + Send>;
+
+/// Answers whoever asked for a change when the last core lets go of it.
+struct Taken(Mutex<Option<(Done, MetaResult)>>);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let answer = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some((done, result)) = answer.take() {
+            done(result);
+        }
+    }
+}
+
+/// Who hears of changes: the settings first, then every core.
+struct Listeners {
+    dynamic: Arc<Dynamic>,
+    cores: Vec<(Sender<Change>, Wake)>,
+}
+
+impl Listeners {
+    fn tell(&self, key: &str, value: Option<&Bytes>, taken: Option<Arc<Taken>>) {
+        self.dynamic.changed(key, value.map(AsRef::as_ref));
+        for (sender, wake) in &self.cores {
+            let change = Change {
+                key: key.to_owned(),
+                value: value.cloned(),
+                _taken: taken.clone(),
+            };
+            // A core that has ended does not listen any more.
+            if sender.send(change).is_ok() {
+                wake();
+            }
+        }
+    }
+}
 
 /// The metadata store as all cores share it: each change is told to all of them, in one order.
 pub(super) struct SharedMeta {
     service: MetaService,
-    listeners: Arc<Vec<(Sender<Change>, Wake)>>,
+    listeners: Arc<Listeners>,
 }
 
 /// One core's end of [`SharedMeta`].
@@ -40,8 +84,12 @@ pub(super) struct MetaEnd {
 
 impl SharedMeta {
     /// Shares `service` between cores, each of which is woken by its `wake`.
-    pub(super) fn share(service: MetaService, wakes: &[Wake]) -> Vec<MetaEnd> {
-        let (listeners, receivers): (Vec<_>, Vec<_>) = wakes
+    pub(super) fn share(
+        service: MetaService,
+        dynamic: Arc<Dynamic>,
+        wakes: &[Wake],
+    ) -> (Arc<Self>, Vec<MetaEnd>) {
+        let (cores, receivers): (Vec<_>, Vec<_>) = wakes
             .iter()
             .map(|wake| {
                 let (sender, receiver) = bounded(CHANGES);
@@ -50,9 +98,9 @@ impl SharedMeta {
             .unzip();
         let shared = Arc::new(Self {
             service,
-            listeners: Arc::new(listeners),
+            listeners: Arc::new(Listeners { dynamic, cores }),
         });
-        receivers
+        let ends = receivers
             .into_iter()
             .zip(wakes)
             .map(|(changes, wake)| {
@@ -66,7 +114,52 @@ impl SharedMeta {
                     under_way: 0,
                 }
             })
-            .collect()
+            .collect();
+        (shared, ends)
+    }
+
+    /// For who is no core: `done` is called with what was read, with an error, or when every core goes by the change.
+    pub(super) fn request(&self, request: MetaRequest, done: Done) {
+        let (key, value) = match &request {
+            MetaRequest::Put { key, value, .. } => (key.clone(), Some(value.clone())),
+            MetaRequest::Delete { key, .. } => (key.clone(), None),
+            MetaRequest::Get { .. } | MetaRequest::List { .. } | MetaRequest::NewEpoch => {
+                return self.hand_in(request, done, |result, done| done(result));
+            }
+        };
+        let listeners = Arc::clone(&self.listeners);
+        self.hand_in(request, done, move |result, done| match result {
+            Ok(_) => {
+                let taken = Taken(Mutex::new(Some((done, result))));
+                listeners.tell(&key, value.as_ref(), Some(Arc::new(taken)));
+            }
+            Err(_) => done(result),
+        });
+    }
+
+    fn hand_in(
+        &self,
+        request: MetaRequest,
+        done: Done,
+        then: impl FnOnce(MetaResult, Done) + Send + 'static,
+    ) {
+        // Shared, for a request that is refused at once takes its closure along.
+        let done = Arc::new(Mutex::new(Some(done)));
+        let take = |done: &Mutex<Option<Done>>| {
+            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+            done.take()
+        };
+        let later = Arc::clone(&done);
+        let outcome = self.service.request(request, move |result| {
+            if let Some(done) = take(&later) {
+                then(result, done);
+            }
+        });
+        if let Err(error) = outcome
+            && let Some(done) = take(&done)
+        {
+            done(Err(error));
+        }
     }
 }
 
@@ -99,12 +192,7 @@ impl MetaEnd {
         let listeners = Arc::clone(&self.shared.listeners);
         let done = move |result: MetaResult| {
             if result.is_ok() {
-                for (sender, wake) in listeners.iter() {
-                    // A core that has ended does not listen any more.
-                    if sender.send((key.clone(), value.clone())).is_ok() {
-                        wake();
-                    }
-                }
+                listeners.tell(&key, value.as_ref(), None);
             }
             // There is room: a core has no more under way than fits.
             let _ = answers.try_send((token, outcome(result)));
@@ -121,8 +209,13 @@ impl MetaEnd {
         // In this order: what is answered by now was announced before.
         let answers: Vec<_> = self.answers.try_iter().collect();
         let mut any = !answers.is_empty();
-        for (key, value) in self.changes.try_iter() {
-            engine.metadata_changed(&key, value.as_ref());
+        for change in self.changes.try_iter() {
+            if change.key.starts_with(config::DYNAMIC) {
+                // The newest there are: later changes among them come to nothing when their turn comes.
+                engine.configure(self.shared.listeners.dynamic.engine(), now);
+            } else {
+                engine.metadata_changed(&change.key, change.value.as_ref());
+            }
             any = true;
         }
         for (token, result) in answers {

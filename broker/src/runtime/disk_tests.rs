@@ -5,6 +5,7 @@ use crate::engine::{self, EngineConfig, Metadata, ServiceAddress};
 use crate::store::chunk::{BufferPool, ChunkBuilder};
 use crate::store::memory::{MemoryOptions, MemoryWal};
 use crate::store::meta::MemoryMeta;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -58,7 +59,11 @@ fn meta_ends(cores: usize) -> (Vec<Arc<AtomicUsize>>, Vec<MetaEnd>) {
         })
         .collect();
     let service = MetaService::spawn(Box::new(MemoryMeta::default()), 16).unwrap();
-    (counts, SharedMeta::share(service, &wakes))
+    let dynamic = Dynamic::new(config::Settings::default(), BTreeMap::new());
+    (
+        counts,
+        SharedMeta::share(service, Arc::new(dynamic), &wakes).1,
+    )
 }
 
 #[test]
@@ -154,10 +159,73 @@ fn every_core_hears_of_a_change_and_the_asking_one_of_the_outcome() {
     for end in &ends {
         let changes: Vec<_> = end.changes.try_iter().collect();
         assert_eq!(changes.len(), 1);
-        assert_eq!(changes[0].1.as_deref(), Some(&b"3"[..]));
+        assert_eq!(changes[0].value.as_deref(), Some(&b"3"[..]));
     }
     assert!(wakes[0].load(Ordering::SeqCst) >= 2);
     assert_eq!(wakes[1].load(Ordering::SeqCst), 1);
+}
+
+/// A shared store, both its ends, and where answers to [`SharedMeta::request`] go.
+fn shared() -> (Arc<SharedMeta>, Vec<MetaEnd>, Arc<Dynamic>) {
+    let service = MetaService::spawn(Box::new(MemoryMeta::default()), 16).unwrap();
+    let dynamic = Arc::new(Dynamic::new(config::Settings::default(), BTreeMap::new()));
+    let wakes: [Wake; 2] = [Arc::new(|| ()), Arc::new(|| ())];
+    let (shared, ends) = SharedMeta::share(service, Arc::clone(&dynamic), &wakes);
+    (shared, ends, dynamic)
+}
+
+fn put(key: &str, value: &'static [u8], expected: Option<u64>) -> MetaRequest {
+    MetaRequest::Put {
+        key: key.to_owned(),
+        value: Bytes::from_static(value),
+        expected,
+    }
+}
+
+#[test]
+fn a_change_from_outside_is_answered_when_every_core_goes_by_it() {
+    let (shared, mut ends, dynamic) = shared();
+    let (answer, answers) = bounded(16);
+    let ask = |request| {
+        let answer = answer.clone();
+        shared.request(
+            request,
+            Box::new(move |result| answer.send(result).unwrap()),
+        );
+    };
+    ask(put("config/maxConsumerMetadataSize", b"7", None));
+    eventually(|| ends.iter().all(|end| end.changes.len() == 1));
+    assert_eq!(dynamic.engine().max_consumer_metadata_size, 7);
+    let mut engine = engine();
+    assert!(ends[0].poll(&mut engine, NOW));
+    assert!(answers.is_empty());
+    assert!(ends[1].poll(&mut engine, NOW));
+    let first = answers.recv_timeout(Duration::from_secs(5)).unwrap();
+    assert!(matches!(first, Ok(MetaReply::Version(_))));
+
+    // A core that has ended is waited for no longer.
+    ask(put("config/maxConsumerMetadataSize", b"8", None));
+    eventually(|| ends.iter().all(|end| end.changes.len() == 1));
+    ends[0].poll(&mut engine, NOW);
+    ends.pop();
+    assert!(
+        answers
+            .recv_timeout(Duration::from_secs(5))
+            .unwrap()
+            .is_ok()
+    );
+
+    // What fails, and what is only read, concerns no core.
+    ask(put("config/maxConsumerMetadataSize", b"9", Some(0)));
+    let refused = answers.recv_timeout(Duration::from_secs(5)).unwrap();
+    assert!(matches!(refused, Err(MetaError::Conflict { .. })));
+    ask(MetaRequest::Get {
+        key: "config/maxConsumerMetadataSize".to_owned(),
+    });
+    let read = answers.recv_timeout(Duration::from_secs(5)).unwrap();
+    assert!(matches!(read, Ok(MetaReply::Value(Some(found))) if found.value.as_ref() == b"8"));
+    assert_eq!(dynamic.engine().max_consumer_metadata_size, 8);
+    assert!(ends[0].changes.is_empty());
 }
 
 #[test]

@@ -137,7 +137,7 @@ pub(super) struct Door {
 pub(super) fn accept_until<M: Send + 'static>(
     doors: &[Door],
     post: &Post<M>,
-    limits: Limits,
+    limits: &dyn Fn() -> Limits,
     stop: &UnixStream,
 ) -> io::Result<()> {
     let mut complaint = Complaint::default();
@@ -177,7 +177,7 @@ pub(super) fn accept_until<M: Send + 'static>(
 fn accept_some<M: Send + 'static>(
     door: &Door,
     post: &Post<M>,
-    (guests, limits): (&Arc<Guests>, Limits),
+    (guests, limits): (&Arc<Guests>, &dyn Fn() -> Limits),
     complaint: &mut Complaint,
     stop: &UnixStream,
 ) -> io::Result<bool> {
@@ -194,7 +194,7 @@ fn accept_some<M: Send + 'static>(
                 }
             },
         };
-        let ticket = match guests.admit(peer.ip(), limits) {
+        let ticket = match guests.admit(peer.ip(), limits()) {
             Ok(ticket) => ticket,
             Err((limit, value)) => {
                 complaint.say(|| format!("connection of {peer} refused: {limit} is {value}"));

@@ -7,6 +7,7 @@ mod cluster;
 mod conn;
 mod core;
 mod disk;
+mod dynamic;
 mod error;
 mod executor;
 mod gate;
@@ -20,6 +21,7 @@ mod rates;
 mod raw;
 mod start;
 mod watchdog;
+mod web;
 
 pub use error::StartError;
 pub use rates::RateTable;

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use vela_codec::Frame;
+use vela_limiter::Reason;
 
 /// Bytes that wait to be sent on one connection.
 pub(super) trait Output {
@@ -77,6 +78,12 @@ pub(super) struct Figures {
     pub(super) publish_errors: u64,
     /// Connections closed because of what they sent, since the start.
     pub(super) protocol_errors: u64,
+    /// Connections held now, by throttle reason.
+    pub(super) held: [u64; Reason::ALL.len()],
+    /// Connections held now for at least one reason.
+    pub(super) throttled: u64,
+    /// Times a topic's publish rate held a connection, since the start.
+    pub(super) rate_limited: u64,
 }
 
 /// Buffer memory of one core's engine, in bytes.

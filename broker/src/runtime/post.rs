@@ -52,6 +52,8 @@ struct Place<M> {
     thread: AtomicI32,
     /// Times the watchdog saw it stand still.
     stalls: AtomicU64,
+    /// It stands still now.
+    stalled: AtomicBool,
     /// The core has nothing left to do (at shutdown).
     quiet: AtomicBool,
 }
@@ -82,6 +84,7 @@ impl<M: Send + 'static> Post<M> {
                     busy: AtomicBool::new(false),
                     thread: AtomicI32::new(0),
                     stalls: AtomicU64::new(0),
+                    stalled: AtomicBool::new(false),
                     quiet: AtomicBool::new(false),
                 }
             })
@@ -256,7 +259,21 @@ impl<M: Send + 'static> Post<M> {
     pub(super) fn count_stall(&self, core: CoreId) {
         if let Some(place) = self.place(core) {
             place.stalls.fetch_add(1, Ordering::Relaxed);
+            place.stalled.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// A core that stood still goes on.
+    pub(super) fn goes_on(&self, core: CoreId) {
+        if let Some(place) = self.place(core) {
+            place.stalled.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether `core` stands still, as the watchdog saw it.
+    pub(super) fn is_stalled(&self, core: CoreId) -> bool {
+        self.place(core)
+            .is_some_and(|place| place.stalled.load(Ordering::Relaxed))
     }
 
     /// Begins the end: every core sees it at its next turn.

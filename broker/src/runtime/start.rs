@@ -1,9 +1,9 @@
 //! From settings to a running broker, and to its end.
 
-use super::capacity;
 use super::clock::Clock;
 use super::cluster::{Cluster, Common};
-use super::disk::{Disk, LaneIo, SharedMeta};
+use super::disk::{Disk, LaneIo, MetaEnd, SharedMeta};
+use super::dynamic::{Dynamic, Targets, buffer_budget, publish_buffer};
 use super::error::StartError;
 use super::guests::Limits;
 use super::listen::{self, Door};
@@ -12,11 +12,10 @@ use super::port::CoreId;
 use super::post::Post;
 use super::preflight;
 use super::rates::RateTable;
-use crate::admin::{self, CoreSample, Sample};
-use crate::config::{BufferSize, CorePorts, Settings, Switch, Sync, TopicType};
-use crate::engine::{
-    self, AutoTopicType, Engine, EngineConfig, Message, Metadata, ServiceAddress, SharedRates,
-};
+use super::web::Web;
+use crate::admin;
+use crate::config::{self, CorePorts, Settings, Switch, Sync};
+use crate::engine::{self, Engine, EngineConfig, Message, Metadata, ServiceAddress, SharedRates};
 use crate::store::file::{Faults, FileOptions, FileWal, Operation, SyncMode};
 use crate::store::lock::DataDir;
 use crate::store::log::{Lane, LaneConfig, LaneState, recover::recover_lane};
@@ -26,6 +25,7 @@ use bytes::Bytes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use socket2::Socket;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vela_codec::{FRAME_PADDING, Sizes};
-use vela_limiter::{BufferMemory, Holder, MemoryLimiter};
+use vela_limiter::{BufferMemory, MemoryLimiter};
 
 /// Namespaces that are there from the start, as in a Pulsar standalone.
 const NAMESPACES: [&str; 3] = ["public/default", "public/functions", "pulsar/system"];
@@ -65,7 +65,15 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
     // Bound now, so that a taken port is told before the log is read; open when all is ready.
     let ports = Ports::bind(settings, ip, cores)?;
 
-    let (meta, epochs, metadata) = open_metadata(data.path(), data.shards())?;
+    let Opened {
+        meta,
+        epochs,
+        metadata,
+        overrides,
+    } = open_metadata(data.path(), data.shards())?;
+    let dynamic = Arc::new(Dynamic::new(settings.clone(), overrides));
+    let settings = dynamic.settings();
+    let settings = settings.as_ref();
     let post: Arc<Post<Message>> = Arc::new(Post::new(cores));
     let lanes = open_lanes(settings, &data, &epochs, &post)?;
 
@@ -82,11 +90,25 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         port: ports.shared_port,
         core_ports: ports.core_ports.clone(),
     };
-    let parts = parts(settings, &data, meta, metadata, service, lanes, &post);
+    dynamic.follow(Box::new(Targets::new(Arc::clone(&intake.limiter))));
+    let wakes = wakes(&post);
+    let (shared, ends) = SharedMeta::share(meta, Arc::clone(&dynamic), &wakes);
+    let meta = Arc::downgrade(&shared);
+    // From here on the cores keep it open.
+    drop(shared);
+    let parts = parts(&dynamic, &data, ends, metadata, service, lanes, &post);
     let cluster = Cluster::start(&common, Arc::clone(&post), parts)?;
 
     let ready = Arc::new(AtomicBool::new(false));
-    let opened = open_doors(ports, settings, source(&cluster, &intake, &ready));
+    let web = Web {
+        ready: Arc::clone(&ready),
+        post: Arc::clone(&post),
+        figures: cluster.figures.clone(),
+        intake,
+        dynamic: Arc::clone(&dynamic),
+        meta,
+    };
+    let opened = open_doors(ports, settings, Arc::new(web));
     let (web, doors, addresses) = match opened {
         Ok(opened) => opened,
         Err(error) => {
@@ -104,11 +126,14 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         "takes connections at {addresses}"
     );
 
-    let limits = Limits {
-        connections: settings.broker_max_connections,
-        per_address: settings.broker_max_connections_per_ip,
+    let limits = || {
+        let settings = dynamic.settings();
+        Limits {
+            connections: settings.broker_max_connections,
+            per_address: settings.broker_max_connections_per_ip,
+        }
     };
-    let accepting = listen::accept_until(&doors, &post, limits, &stop);
+    let accepting = listen::accept_until(&doors, &post, &limits, &stop);
     if let Err(error) = &accepting {
         tracing::error!("cannot wait for connections any more: {error}");
     }
@@ -127,9 +152,9 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
 fn open_doors(
     ports: Ports,
     settings: &Settings,
-    source: admin::Source,
+    web: Arc<Web>,
 ) -> Result<(admin::Server, Vec<Door>, String), StartError> {
-    let web = admin::start(ports.web()?, source).map_err(|cause| StartError::System {
+    let web = admin::start(ports.web()?, web).map_err(|cause| StartError::System {
         what: "cannot start the HTTP server",
         cause,
     })?;
@@ -176,8 +201,17 @@ fn open_data_dir(settings: &Settings, cores: u16) -> Result<DataDir, StartError>
     )?)
 }
 
+/// What the metadata store had to say.
+struct Opened {
+    meta: MetaService,
+    epochs: Vec<u64>,
+    metadata: Metadata,
+    /// Settings that were set while running, by name.
+    overrides: BTreeMap<String, String>,
+}
+
 /// Opens the metadata store and takes an epoch for each lane: ledger ids are made of it, so those of all lanes differ.
-fn open_metadata(dir: &Path, shards: u32) -> Result<(MetaService, Vec<u64>, Metadata), StartError> {
+fn open_metadata(dir: &Path, shards: u32) -> Result<Opened, StartError> {
     let fail = |cause: MetaError| StartError::DataDir {
         path: dir.to_path_buf(),
         cause: cause.to_string(),
@@ -195,13 +229,27 @@ fn open_metadata(dir: &Path, shards: u32) -> Result<(MetaService, Vec<u64>, Meta
         }
     }
     let mut metadata = Metadata::default();
-    for prefix in [engine::metadata::NAMESPACE, engine::metadata::PARTITIONED] {
+    for prefix in [
+        engine::metadata::NAMESPACE,
+        engine::metadata::RESOURCE_GROUP,
+        engine::metadata::PARTITIONED,
+    ] {
         for (key, found) in meta.list(prefix).map_err(fail)? {
             metadata.apply(&key, Some(&found.value));
         }
     }
-    let service = MetaService::spawn(Box::new(meta), META_REQUESTS).map_err(fail)?;
-    Ok((service, epochs, metadata))
+    let mut overrides = BTreeMap::new();
+    for (key, found) in meta.list(config::DYNAMIC).map_err(fail)? {
+        let name = key.strip_prefix(config::DYNAMIC).unwrap_or_default();
+        let text = String::from_utf8_lossy(&found.value);
+        overrides.insert(name.to_owned(), text.into_owned());
+    }
+    Ok(Opened {
+        meta: MetaService::spawn(Box::new(meta), META_REQUESTS).map_err(fail)?,
+        epochs,
+        metadata,
+        overrides,
+    })
 }
 
 type OpenLane = (FileWal, Lane, LaneState);
@@ -312,22 +360,6 @@ fn intake(settings: &Settings) -> Arc<Intake> {
     ))
 }
 
-/// Bytes that all buffers may take together.
-fn buffer_budget(settings: &Settings) -> u64 {
-    match settings.buffer_memory {
-        0 => capacity::memory() / 2,
-        given => given.saturating_mul(1 << 20),
-    }
-}
-
-/// The limit of inbound memory and of unanswered publishes in bytes; 0 or less: none.
-fn publish_buffer(settings: &Settings) -> i64 {
-    match settings.max_message_publish_buffer_size_in_mb {
-        BufferSize::Auto => i64::try_from(buffer_budget(settings) / 2).unwrap_or(i64::MAX),
-        BufferSize::MiB(size) => size.saturating_mul(1 << 20),
-    }
-}
-
 /// Makes log writes slow, for tests of what a broker does on slow storage.
 struct SlowWrites {
     delay: Duration,
@@ -364,24 +396,28 @@ fn core_of(shard: u32, cores: u16) -> CoreId {
     u16::try_from(shard % u32::from(cores.max(1))).unwrap_or(0)
 }
 
+/// What wakes each core.
+fn wakes(post: &Arc<Post<Message>>) -> Vec<Arc<dyn Fn() + Send + std::marker::Sync>> {
+    (0..post.cores())
+        .map(|core| {
+            let post = Arc::clone(post);
+            Arc::new(move || post.wake(core)) as Arc<dyn Fn() + Send + std::marker::Sync>
+        })
+        .collect()
+}
+
 /// For each core what makes its engine and its way to the disk.
 fn parts(
-    settings: &Settings,
+    dynamic: &Dynamic,
     data: &DataDir,
-    meta: MetaService,
+    ends: Vec<MetaEnd>,
     metadata: Metadata,
     service: ServiceAddress,
     lanes: Vec<OpenLane>,
     post: &Arc<Post<Message>>,
 ) -> Vec<impl FnOnce() -> (Engine, Disk<FileWal>) + Send + 'static> {
     let cores = post.cores();
-    let wakes: Vec<Arc<dyn Fn() + Send + std::marker::Sync>> = (0..cores)
-        .map(|core| {
-            let post = Arc::clone(post);
-            Arc::new(move || post.wake(core)) as Arc<dyn Fn() + Send + std::marker::Sync>
-        })
-        .collect();
-    let shared = Arc::new(engine_settings(settings));
+    let shared = dynamic.engine();
     let mut hosted: Vec<Vec<OpenLane>> = (0..cores).map(|_| Vec::new()).collect();
     for lane in lanes {
         let core = core_of(lane.0.lane(), cores);
@@ -390,11 +426,11 @@ fn parts(
         }
     }
     let shards = data.shards();
-    let log_budget = mebibytes(settings.log_buffer_mb);
+    let log_budget = mebibytes(dynamic.settings().log_buffer_mb);
     let rates = Arc::new(RateTable::default());
     (0..cores)
         .zip(hosted)
-        .zip(SharedMeta::share(meta, &wakes))
+        .zip(ends)
         .map(move |((core, hosted), meta)| {
             let config = EngineConfig {
                 core,
@@ -419,117 +455,12 @@ fn parts(
         .collect()
 }
 
-/// The engine's part of the settings.
-fn engine_settings(settings: &Settings) -> engine::Settings {
-    engine::Settings {
-        cluster_name: settings.cluster_name.clone(),
-        max_message_publish_buffer_bytes: publish_buffer(settings),
-        max_message_size: to_u32(settings.max_message_size),
-        keep_alive_interval_seconds: to_u32(settings.keep_alive_interval_seconds),
-        connection_liveness_check_timeout_millis: to_u32(
-            settings.connection_liveness_check_timeout_millis,
-        ),
-        max_pending_publish_requests_per_connection: to_u32(
-            settings.max_pending_publish_requests_per_connection,
-        ),
-        allow_auto_topic_creation: settings.allow_auto_topic_creation,
-        allow_auto_topic_creation_type: match settings.allow_auto_topic_creation_type {
-            TopicType::NonPartitioned => AutoTopicType::NonPartitioned,
-            TopicType::Partitioned => AutoTopicType::Partitioned,
-        },
-        default_num_partitions: settings.default_num_partitions,
-        allow_auto_subscription_creation: settings.allow_auto_subscription_creation,
-        max_unacked_messages_per_consumer: to_u32(settings.max_unacked_messages_per_consumer),
-        max_unacked_messages_per_subscription: to_u32(
-            settings.max_unacked_messages_per_subscription,
-        ),
-        managed_ledger_max_entries_per_ledger: to_u32(
-            settings.managed_ledger_max_entries_per_ledger,
-        ),
-        managed_ledger_max_ledger_rollover_time_ms: settings
-            .managed_ledger_max_ledger_rollover_time_minutes
-            .saturating_mul(60_000),
-        managed_ledger_max_size_per_ledger: settings
-            .managed_ledger_max_size_per_ledger_mbytes
-            .saturating_mul(1 << 20),
-        max_consumer_metadata_size: to_u32(settings.max_consumer_metadata_size),
-        dispatcher_max_round_robin_batch_size: to_u32(
-            settings.dispatcher_max_round_robin_batch_size,
-        ),
-        ..engine::Settings::default()
-    }
-}
-
-fn to_u32(value: u64) -> u32 {
-    u32::try_from(value).unwrap_or(u32::MAX)
-}
-
 fn to_usize(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
 fn mebibytes(value: u64) -> usize {
     to_usize(value.saturating_mul(1 << 20))
-}
-
-/// What HTTP shows of memory.
-fn memory_sample(intake: &Intake) -> admin::MemorySample {
-    let limiter = &intake.limiter;
-    let (transitions, state) = (limiter.transitions(), limiter.state());
-    let (stood, evicted) = intake.closed();
-    admin::MemorySample {
-        retained: limiter.retained(),
-        throttled: state.throttled,
-        crowded: state.crowded,
-        active: state.active,
-        limit: u64::try_from(state.limit).unwrap_or(0),
-        budget: limiter.memory().budget(),
-        holders: Holder::ALL.map(|holder| (holder.name(), limiter.memory().held_by(holder))),
-        throttles: transitions.throttled,
-        clears: transitions.cleared,
-        activations: transitions.activated,
-        stand_downs: transitions.stood_down,
-        held_connections: intake.held(),
-        frames_stood: stood,
-        frames_evicted: evicted,
-    }
-}
-
-/// What HTTP shows.
-fn source(
-    cluster: &Cluster<Message>,
-    intake: &Arc<Intake>,
-    ready: &Arc<AtomicBool>,
-) -> admin::Source {
-    let post = Arc::clone(&cluster.post);
-    let figures = cluster.figures.clone();
-    let (intake, ready) = (Arc::clone(intake), Arc::clone(ready));
-    Arc::new(move || Sample {
-        ready: ready.load(Ordering::Acquire),
-        memory: memory_sample(&intake),
-        cores: (0..)
-            .zip(&figures)
-            .map(|(core, figures)| {
-                let figures = figures.lock().map(|figures| *figures).unwrap_or_default();
-                CoreSample {
-                    turns: post.turns(core),
-                    stalls: post.stalls(core),
-                    connections: post.connections(core),
-                    producers: figures.producers,
-                    consumers: figures.consumers,
-                    topics: figures.topics,
-                    subscriptions: figures.subscriptions,
-                    messages_in: figures.messages_in,
-                    messages_out: figures.messages_out,
-                    bytes_in: figures.bytes_in,
-                    bytes_out: figures.bytes_out,
-                    acks: figures.acks,
-                    publish_errors: figures.publish_errors,
-                    protocol_errors: figures.protocol_errors,
-                }
-            })
-            .collect(),
-    })
 }
 
 /// Ports that are bound and not open yet.

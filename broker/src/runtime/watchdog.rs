@@ -61,6 +61,7 @@ fn look<M: Send + 'static>(post: &Post<M>, core: CoreId, seen: &mut Seen) {
     let turns = post.turns(core);
     if turns != seen.turns {
         if seen.reported {
+            post.goes_on(core);
             tracing::warn!(
                 core,
                 stood_ms = seen.since.elapsed().as_millis(),

@@ -4,6 +4,7 @@
 //! answer that is not there yet comes later as a message. What it must not do is confuse two holders of one producer or consumer id, so a frame
 //! that names an id whose close is still running is held, and with it everything behind it, until the close is done.
 
+mod clients;
 mod commands;
 mod lookup;
 mod publish;

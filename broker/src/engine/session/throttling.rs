@@ -256,6 +256,13 @@ impl Sessions {
         }
         held
     }
+
+    /// Connections held for at least one reason.
+    pub(in crate::engine) fn held_connections(&self) -> u64 {
+        let sessions = self.slots.iter().filter_map(|slot| slot.session.as_deref());
+        let held = sessions.filter(|session| session.throttle().reasons().next().is_some());
+        held.count() as u64
+    }
 }
 
 /// A hold or its release, as a message.

@@ -3,15 +3,17 @@
 mod ack;
 mod chunks;
 mod dispatch;
+mod joining;
 mod lanes;
 mod meter;
+mod openings;
 mod operation;
 mod producer;
 pub(super) mod rates;
 mod stats;
 mod subscription;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -21,23 +23,17 @@ use vela_proto::ServerError;
 
 pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
+use self::openings::{ProbeFor, Seat};
 use self::operation::Operation;
 use self::producer::Producer;
 use self::rates::{Rates, SharedRates, TopicRate};
 use self::subscription::{ORPHAN_MS, Subscription};
 use super::context::Context;
-use super::message::{
-    ClientKey, ClientRef, Message, OpenConsumer, OpenProducer, SeekTarget, SendId, SessionRef,
-};
+use super::message::{ClientKey, ClientRef, Message};
 use super::name::TopicName;
 use super::reply;
 use super::time::Now;
 use crate::store::log::{Lane, LaneState, LedgerInfo, Position, Record, TopicState};
-
-/// Messages, and ids in them, that may wait behind an opening that is being decided; a client that sends more loses its connection.
-const MAX_WAITING: usize = 4096;
-/// Openings that may wait for an answer about the holder; more are refused as if it were alive.
-const MAX_PROBES: usize = 4096;
 
 /// How long a ledger stays that no subscription holds, milliseconds: Pulsar's default managedLedgerMinLedgerRolloverTimeMinutes.
 const UNCLAIMED_MS: u64 = 10 * 60_000;
@@ -152,45 +148,6 @@ impl Topic {
             self.trim(seat, now);
         }
     }
-}
-
-/// What a [`ClientRef`] is at this core.
-enum Seat {
-    Producer {
-        topic: u32,
-        producer: u32,
-    },
-    Consumer {
-        topic: u32,
-        sub: u32,
-        consumer: u32,
-    },
-    /// Its opening is being decided; what it sends meanwhile waits in order.
-    Waiting {
-        probe: u64,
-        later: VecDeque<Message>,
-        /// Messages in `later`, and ids and ack set words in those.
-        weight: usize,
-    },
-}
-
-/// What a message that waits counts for.
-fn weight(message: &Message) -> usize {
-    match message {
-        Message::Ack { ids, .. } => ids.iter().map(|id| 1 + id.ack_set.len()).sum::<usize>() + 1,
-        Message::Redeliver { ids: Some(ids), .. } => ids.len() + 1,
-        Message::Seek {
-            target: SeekTarget::Position(_, ack_set),
-            ..
-        } => ack_set.len() + 1,
-        _ => 1,
-    }
-}
-
-/// What a liveness probe decides about.
-enum ProbeFor {
-    Producer(Box<OpenProducer>, String),
-    Consumer(Box<OpenConsumer>, String),
 }
 
 /// The topics of one core.
@@ -407,166 +364,6 @@ impl Topics {
                 );
             }
             _ => {}
-        }
-    }
-
-    /// Queues a message of a client whose opening is being decided. Closing it takes the opening back.
-    fn behind_waiting(&mut self, cx: &mut Context, message: Message, now: Now) -> Option<Message> {
-        let client = match &message {
-            Message::Publish {
-                send: SendId { client, .. },
-                ..
-            }
-            | Message::Flow { client, .. }
-            | Message::Ack { client, .. }
-            | Message::CloseProducer { client, .. }
-            | Message::CloseConsumer { client, .. }
-            | Message::Redeliver { client, .. }
-            | Message::Unsubscribe { client, .. }
-            | Message::Seek { client, .. }
-            | Message::LastMessageId { client, .. }
-            | Message::ConsumerStats { client, .. } => *client,
-            _ => return Some(message),
-        };
-        let Some(Seat::Waiting {
-            probe,
-            later,
-            weight: waiting,
-        }) = self.clients.get_mut(&client.key())
-        else {
-            return Some(message);
-        };
-        if matches!(
-            message,
-            Message::CloseProducer { .. } | Message::CloseConsumer { .. }
-        ) {
-            self.probes.remove(probe);
-            let later = std::mem::take(later);
-            self.clients.remove(&client.key());
-            for message in later {
-                self.answer_unopened(cx, message, now);
-            }
-            return Some(message);
-        }
-        *waiting = waiting.saturating_add(weight(&message));
-        if *waiting > MAX_WAITING {
-            cx.post(
-                client.session.core,
-                Message::Disconnect {
-                    session: client.session,
-                },
-            );
-        } else {
-            later.push_back(message);
-        }
-        None
-    }
-
-    /// Answers what waited behind an opening that was taken back.
-    fn answer_unopened(&mut self, cx: &mut Context, message: Message, now: Now) {
-        match message {
-            Message::Publish { send, .. } => cx.post(
-                send.client.session.core,
-                Message::SendRefused {
-                    send,
-                    error: ServerError::ServiceNotReady,
-                    message: "the producer was closed before it was open",
-                },
-            ),
-            // Nobody is there: questions are told so.
-            message => self.message(cx, message, now),
-        }
-    }
-
-    /// Makes a client wait; what waits already stays.
-    fn wait(&mut self, client: ClientRef, probe: u64) {
-        let seat = match self.clients.remove(&client.key()) {
-            Some(Seat::Waiting { later, weight, .. }) => Seat::Waiting {
-                probe,
-                later,
-                weight,
-            },
-            _ => Seat::Waiting {
-                probe,
-                later: VecDeque::new(),
-                weight: 0,
-            },
-        };
-        self.clients.insert(client.key(), seat);
-    }
-
-    /// Asks whether the holder of a name or of an exclusive subscription is alive; the newcomer waits for the answer.
-    fn probe(&mut self, cx: &mut Context, client: ClientRef, holder: SessionRef, what: ProbeFor) {
-        self.next_probe += 1;
-        let probe = self.next_probe;
-        self.wait(client, probe);
-        let full = self.probes.len() >= MAX_PROBES;
-        self.probes.insert(probe, (client, what));
-        if full {
-            return cx.post(cx.core, Message::Probed { probe, alive: true });
-        }
-        cx.post(
-            holder.core,
-            Message::Probe {
-                session: holder,
-                probe,
-                from: cx.core,
-            },
-        );
-    }
-
-    fn probed(&mut self, cx: &mut Context, probe: u64, alive: bool, now: Now) {
-        let Some((client, what)) = self.probes.remove(&probe) else {
-            return;
-        };
-        match what {
-            ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
-            ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
-            ProbeFor::Producer(open, message) => {
-                self.drop_seat(cx, client, now);
-                let refused = Message::ProducerRefused {
-                    client,
-                    request_id: open.request_id,
-                    error: ServerError::ProducerBusy,
-                    message,
-                };
-                cx.post(client.session.core, refused);
-            }
-            ProbeFor::Consumer(open, message) => {
-                self.drop_seat(cx, client, now);
-                let refused = Message::ConsumerRefused {
-                    client,
-                    request_id: open.request_id,
-                    error: ServerError::ConsumerBusy,
-                    message,
-                };
-                cx.post(client.session.core, refused);
-            }
-        }
-    }
-
-    /// Forgets a client that was refused. SENDs that followed its PRODUCER meet nobody, as the protocol has it; questions get their answers.
-    fn drop_seat(&mut self, cx: &mut Context, client: ClientRef, now: Now) {
-        let Some(Seat::Waiting { later, .. }) = self.clients.remove(&client.key()) else {
-            return;
-        };
-        if later
-            .iter()
-            .any(|message| matches!(message, Message::Publish { .. }))
-        {
-            return cx.post(client.session.core, Message::NoSuchProducer { client });
-        }
-        for message in later {
-            self.message(cx, message, now);
-        }
-    }
-
-    /// Lets the messages go on that waited for an opening.
-    fn replay_waiting(&mut self, cx: &mut Context, seat: Option<Seat>, now: Now) {
-        if let Some(Seat::Waiting { later, .. }) = seat {
-            for message in later {
-                self.message(cx, message, now);
-            }
         }
     }
 

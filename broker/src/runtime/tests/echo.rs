@@ -365,7 +365,7 @@ impl<M: Send + 'static> Running<M> {
         let (stop, stopped) = UnixStream::pair().unwrap();
         let post = Arc::clone(&cluster.post);
         let acceptor = std::thread::spawn(move || {
-            listen::accept_until(&doors, &post, Limits::default(), &stopped).unwrap();
+            listen::accept_until(&doors, &post, &Limits::default, &stopped).unwrap();
         });
         Self {
             addr: addrs[0],

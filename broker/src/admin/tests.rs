@@ -1,0 +1,430 @@
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+
+use super::*;
+use crate::store::meta::{MemoryMeta, Meta, MetaReply};
+use bytes::Bytes;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// A broker without cores: metadata in memory, and a sample that tests change.
+struct Fake {
+    sample: Mutex<Sample>,
+    meta: Mutex<MemoryMeta>,
+}
+
+impl Broker for Fake {
+    fn sample(&self) -> Sample {
+        self.sample.lock().unwrap().clone()
+    }
+
+    fn configuration(&self) -> Configuration {
+        let found = self.meta.lock().unwrap().list("config/").unwrap();
+        let text = |value: &Bytes| String::from_utf8(value.to_vec()).unwrap();
+        Configuration {
+            settings: Arc::new(Settings::default()),
+            overrides: found
+                .iter()
+                .map(|(key, found)| (key["config/".len()..].to_owned(), text(&found.value)))
+                .collect(),
+        }
+    }
+
+    fn metadata(&self, request: MetaRequest, done: Box<dyn FnOnce(MetaResult) + Send>) {
+        let mut meta = self.meta.lock().unwrap();
+        done(match request {
+            MetaRequest::Get { key } => meta.get(&key).map(MetaReply::Value),
+            MetaRequest::List { prefix } => meta.list(&prefix).map(MetaReply::List),
+            MetaRequest::Put {
+                key,
+                value,
+                expected,
+            } => meta.put(&key, value, expected).map(MetaReply::Version),
+            MetaRequest::Delete { key, expected } => {
+                meta.delete(&key, expected).map(|()| MetaReply::Deleted)
+            }
+            MetaRequest::NewEpoch => meta.new_epoch().map(MetaReply::Epoch),
+        });
+    }
+}
+
+struct Http {
+    fake: Arc<Fake>,
+    port: u16,
+    _server: Server,
+}
+
+struct Got {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Got {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().skip(1).find_map(|line| {
+            let (key, value) = line.split_once(": ")?;
+            key.eq_ignore_ascii_case(name).then_some(value)
+        })
+    }
+}
+
+impl Http {
+    fn new() -> Self {
+        let mut meta = MemoryMeta::default();
+        meta.put("namespace/t/n", Bytes::from_static(b"{\"x\":1}"), None)
+            .unwrap();
+        let fake = Arc::new(Fake {
+            sample: Mutex::new(Sample {
+                ready: true,
+                cores: vec![CoreSample::default(), CoreSample::default()],
+                ..Sample::default()
+            }),
+            meta: Mutex::new(meta),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = start(listener, Arc::clone(&fake) as Arc<dyn Broker>).unwrap();
+        Self {
+            fake,
+            port,
+            _server: server,
+        }
+    }
+
+    fn call(&self, method: &str, path: &str, headers: &str, body: &str) -> Got {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        Got {
+            status: head.split(' ').nth(1).unwrap().parse().unwrap(),
+            head: head.to_owned(),
+            body: body.to_owned(),
+        }
+    }
+
+    fn get(&self, path: &str) -> Got {
+        self.call("GET", path, "", "")
+    }
+
+    fn json(&self, method: &str, path: &str, body: &str) -> Got {
+        self.call(method, path, "Content-Type: application/json\r\n", body)
+    }
+
+    /// Status and body, as most tests want them.
+    fn is(&self, method: &str, path: &str, status: u16, body: &str) {
+        let got = self.call(method, path, "", "");
+        assert_eq!((got.status, got.body.as_str()), (status, body), "{path}");
+    }
+}
+
+#[test]
+fn health_and_readiness_say_what_is_wrong() {
+    let http = Http::new();
+    http.is("GET", "/admin/v2/brokers/health", 200, "ok");
+    http.is("GET", "/admin/v2/brokers/health/", 200, "ok");
+    http.is("GET", "/admin/v2/brokers/ready", 200, "ok");
+    http.fake.sample.lock().unwrap().cores[1].stalled = true;
+    let sick = http.get("/admin/v2/brokers/health");
+    assert_eq!(sick.status, 500);
+    assert!(sick.body.contains("Core 1 stands still"), "{}", sick.body);
+    http.is("GET", "/admin/v2/brokers/ready", 200, "ok");
+    http.fake.sample.lock().unwrap().ready = false;
+    assert_eq!(http.get("/admin/v2/brokers/health").status, 503);
+    assert_eq!(http.get("/admin/v2/brokers/ready").status, 500);
+}
+
+#[test]
+fn metrics_of_cores_memory_and_throttles() {
+    let http = Http::new();
+    {
+        let mut sample = http.fake.sample.lock().unwrap();
+        sample.memory = MemorySample {
+            budget: 1000,
+            holders: [("inbound", 77), ("log", 8), ("cache", 9), ("outbound", 10)],
+            retained: 77,
+            limit: 500,
+            active: true,
+            throttled: true,
+            throttles: 3,
+            held_connections: 11,
+            ..MemorySample::default()
+        };
+        sample.cores[0] = CoreSample {
+            turns: 5,
+            messages_in: 3,
+            held: [0, 2, 0, 4, 0, 0, 0, 0],
+            throttled: 5,
+            rate_limited: 6,
+            ..CoreSample::default()
+        };
+        sample.cores[1] = CoreSample {
+            stalls: 1,
+            stalled: true,
+            connections: 2,
+            held: [0, 0, 0, 1, 0, 0, 0, 0],
+            throttled: 1,
+            ..CoreSample::default()
+        };
+    }
+    // Twice: counters are the broker's, not counted up by looking.
+    for _ in 0..2 {
+        let metrics = http.get("/metrics").body;
+        for line in [
+            "vela_retained_bytes 77",
+            "vela_core_turns_total{core=\"0\"} 5",
+            "vela_core_stalls_total{core=\"1\"} 1",
+            "vela_core_stalled{core=\"1\"} 1",
+            "vela_connections{core=\"1\"} 2",
+            "vela_messages_in_total{core=\"0\"} 3",
+            "vela_publish_rate_limit_times_total{core=\"0\"} 6",
+            "# TYPE vela_messages_in_total counter",
+            "# TYPE vela_retained_bytes gauge",
+            "pulsar_broker_publish_in_progress_buffer_memory_usage{cluster=\"standalone\"} 77",
+            "pulsar_broker_publish_in_progress_buffer_memory_throttled{cluster=\"standalone\"} 1",
+            "pulsar_broker_throttled_connections{cluster=\"standalone\"} 17",
+            "vela_throttled_connections{reason=\"memory\"} 11",
+            "vela_throttled_connections{reason=\"topic-rate\"} 5",
+            "vela_throttled_connections{reason=\"broker-rate\"} 0",
+            "vela_memory_throttles_total 3",
+            "vela_memory_clears_total 0",
+            "vela_buffer_memory_bytes{holder=\"inbound\"} 77",
+            "vela_buffer_memory_bytes{holder=\"outbound\"} 10",
+            "vela_buffer_memory_budget_bytes 1000",
+            "vela_memory_limit_bytes 500",
+            "vela_memory_auto_active 1",
+        ] {
+            assert!(
+                metrics.lines().any(|each| each == line),
+                "{line} is not in {metrics}"
+            );
+        }
+        let families = metrics.lines().filter_map(|line| {
+            let name = line.strip_prefix("# TYPE ")?;
+            name.split(' ').next()
+        });
+        for family in families {
+            let help = format!("# HELP {family} ");
+            assert!(metrics.contains(&help), "{family} says not what it is");
+        }
+    }
+}
+
+const CONFIGURATION: &str = "/admin/v2/brokers/configuration";
+
+#[test]
+fn dynamic_values_are_set_shown_and_deleted() {
+    let http = Http::new();
+    let names: Vec<String> = serde_json::from_str(&http.get(CONFIGURATION).body).unwrap();
+    assert!(names.contains(&"maxPublishRatePerTopicInMessages".to_owned()));
+    assert!(!names.contains(&"clusterName".to_owned()));
+    let values = format!("{CONFIGURATION}/values");
+    http.is("GET", &values, 200, "{}");
+    for value in ["50", "abc", "with%20space%2Fslash"] {
+        let path = format!("{CONFIGURATION}/defaultNumPartitions/{value}");
+        let got = http.call("POST", &path, "", "");
+        assert_eq!((got.status, got.body.as_str()), (200, ""));
+        assert_eq!(got.header("content-type"), None);
+    }
+    let got = http.get(&values);
+    assert_eq!(got.body, "{\"defaultNumPartitions\":\"with space/slash\"}");
+    assert_eq!(got.header("content-type"), Some("application/json"));
+    let one = format!("{CONFIGURATION}/defaultNumPartitions");
+    for _ in 0..2 {
+        http.is("DELETE", &one, 200, "");
+    }
+    http.is("GET", &values, 200, "{}");
+    let runtime = http.get(&format!("{CONFIGURATION}/runtime")).body;
+    let runtime: BTreeMap<String, String> = serde_json::from_str(&runtime).unwrap();
+    assert_eq!(runtime["maxMessageSize"], "5242880");
+}
+
+#[test]
+fn what_is_not_dynamic_is_refused() {
+    let http = Http::new();
+    for name in ["clusterName", "noSuchSetting"] {
+        let path = format!("{CONFIGURATION}/{name}");
+        let no = |word: &str| format!("{{\"reason\":\"Can't {word} non-dynamic configuration\"}}");
+        http.is("POST", &format!("{path}/x"), 412, &no("update"));
+        http.is("DELETE", &path, 412, &no("delete"));
+    }
+    assert!(
+        http.fake
+            .meta
+            .lock()
+            .unwrap()
+            .list("config/")
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[test]
+fn wrong_paths_and_methods_get_the_page_that_is_accepted() {
+    let http = Http::new();
+    let wrong = http.call("POST", &format!("{CONFIGURATION}/x"), "", "");
+    assert_eq!(wrong.status, 405);
+    assert_eq!(wrong.header("allow"), Some("DELETE,OPTIONS"));
+    assert!(
+        wrong
+            .header("content-type")
+            .unwrap()
+            .starts_with("text/html")
+    );
+    let json = http.call("GET", "/a<b?c", "Accept: application/json\r\n", "");
+    assert_eq!(json.status, 404);
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&json.body).unwrap(),
+        serde_json::json!({"message": "Not Found", "url": "http://x/a<b?c", "status": "404"})
+    );
+    let html = http.get("/a<b");
+    assert_eq!(html.status, 404);
+    assert!(html.body.contains("a&lt;b") && !html.body.contains("a<b"));
+    http.is("PUT", &format!("{CONFIGURATION}/x/y"), 405, "");
+    let values = format!("{CONFIGURATION}/values");
+    let options = http.call("OPTIONS", &values, "", "");
+    assert_eq!(options.status, 200);
+    assert!(options.header("allow").unwrap().ends_with(",OPTIONS"));
+    let plain = http.call("GET", &values, "Accept: text/plain\r\n", "");
+    assert_eq!(plain.status, 406);
+}
+
+const RATE: &str = "/admin/v2/namespaces/t/n/publishRate";
+
+#[test]
+fn publish_rates_of_a_namespace() {
+    let http = Http::new();
+    http.is("GET", RATE, 200, "");
+    for (body, messages, bytes) in [
+        (
+            "{\"publishThrottlingRateInMsg\":1000,\"publishThrottlingRateInByte\":1048576}",
+            1000,
+            1_048_576,
+        ),
+        ("{\"publishThrottlingRateInMsg\":10}", 10, -1),
+        ("{\"publishThrottlingRateInByte\":5.7,\"x\":1}", -1, 5),
+        ("{\"publishThrottlingRateInMsg\":\"12\"}", 12, -1),
+        ("{\"publishThrottlingRateInMsg\":null}", 0, -1),
+        ("{}", -1, -1),
+    ] {
+        assert_eq!(http.json("POST", RATE, body).status, 204, "{body}");
+        let got = http.get(RATE).body;
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&got).unwrap(),
+            serde_json::json!({
+                "publishThrottlingRateInMsg": messages,
+                "publishThrottlingRateInByte": bytes,
+            }),
+            "{body}"
+        );
+    }
+    for body in [
+        "{bad",
+        "[]",
+        "5",
+        "{\"publishThrottlingRateInMsg\":\"a\"}",
+        "{\"publishThrottlingRateInMsg\":3000000000}",
+        "{\"publishThrottlingRateInByte\":1e300}",
+        "{\"publishThrottlingRateInByte\":{}}",
+    ] {
+        let got = http.json("POST", RATE, body);
+        assert_eq!(got.status, 400, "{body}");
+        assert!(
+            got.header("content-type")
+                .unwrap()
+                .starts_with("text/plain")
+        );
+    }
+    assert_eq!(http.call("POST", RATE, "", "{}").status, 415);
+    assert_eq!(http.json("POST", RATE, "null").status, 204);
+    http.is("GET", RATE, 200, "");
+    http.is("DELETE", RATE, 204, "");
+    // What else the namespace has is untouched.
+    let stored = http.fake.meta.lock().unwrap().get("namespace/t/n").unwrap();
+    let stored: serde_json::Value = serde_json::from_slice(&stored.unwrap().value).unwrap();
+    assert_eq!(stored["x"], 1);
+
+    let none = "{\"reason\":\"Namespace does not exist\"}";
+    let path = "/admin/v2/namespaces/t/none/publishRate";
+    http.is("GET", path, 404, none);
+    http.is("DELETE", path, 404, none);
+    assert_eq!(http.json("POST", path, "{}").body, none);
+}
+
+const GROUPS: &str = "/admin/v2/resourcegroups";
+const GROUP_OF: &str = "/admin/v2/namespaces/t/n/resourcegroup";
+
+#[test]
+fn resource_groups_and_their_namespaces() {
+    let http = Http::new();
+    let g = format!("{GROUPS}/g");
+    http.is("GET", GROUPS, 200, "[]");
+    http.is(
+        "GET",
+        &g,
+        404,
+        "{\"reason\":\"ResourceGroup does not exist\"}",
+    );
+    assert_eq!(
+        http.json("PUT", &g, "{\"publishRateInMsgs\":7}").status,
+        204
+    );
+    let body = "{\"publishRateInBytes\":3,\"publishRateInMsgs\":null}";
+    assert_eq!(http.json("PUT", &g, body).status, 204);
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&http.get(&g).body).unwrap(),
+        serde_json::json!({
+            "publishRateInMsgs": 7, "publishRateInBytes": 3, "dispatchRateInMsgs": -1, "dispatchRateInBytes": -1,
+        })
+    );
+    for (path, body, status) in [
+        (&g, "{\"publishRateInMsgs\":99999999999}", 400),
+        (&g, "[]", 400),
+        (&g, "null", 400),
+        (&format!("{GROUPS}/a%2Fb"), "{}", 412),
+    ] {
+        assert_eq!(http.json("PUT", path, body).status, status, "{body}");
+    }
+    http.is("GET", GROUPS, 200, "[\"g\"]");
+
+    http.is("GET", GROUP_OF, 200, "");
+    let none = "{\"reason\":\"ResourceGroup does not exist\"}";
+    http.is("POST", &format!("{GROUP_OF}/none"), 412, none);
+    http.is("POST", &format!("{GROUP_OF}/g"), 204, "");
+    http.is("GET", GROUP_OF, 200, "g");
+    http.is(
+        "DELETE",
+        &g,
+        412,
+        "{\"reason\":\"ResourceGroup is in use\"}",
+    );
+    http.is("DELETE", GROUP_OF, 204, "");
+    http.is("DELETE", &g, 204, "");
+    let gone = http.call("DELETE", &g, "", "");
+    assert_eq!(gone.status, 500);
+    assert!(
+        gone.body
+            .contains("path /admin/resourcegroups/g not found.")
+    );
+    let path = "/admin/v2/namespaces/t/none/resourcegroup";
+    http.is(
+        "GET",
+        path,
+        404,
+        "{\"reason\":\"Namespace does not exist\"}",
+    );
+    let none = "{\"reason\":\"Namespace policies does not exist\"}";
+    http.is("DELETE", path, 404, none);
+}

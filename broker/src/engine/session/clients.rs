@@ -1,0 +1,488 @@
+//! The session's producers and consumers: opening, closing, and what their topics say of them.
+
+use super::{Client, ClientState, Session};
+use crate::engine::context::Context;
+use crate::engine::message::{ClientRef, Message, OpenConsumer, OpenProducer};
+use crate::engine::metadata::PartitionCheck;
+use crate::engine::name::{Domain, TopicName};
+use crate::engine::reply;
+use crate::engine::time::Now;
+use vela_codec::{Frame, encode};
+use vela_proto::{self as proto, BaseCommand, ServerError};
+
+/// Schema type of a consumer that takes whatever schema the topic has.
+const AUTO_CONSUME: i32 = proto::schema::Type::AutoConsume as i32;
+/// Longest name of a subscription, producer or consumer, bytes, as for topics: a bound on what one name can hold in memory, and on
+/// what a short question can be answered with.
+const MAX_NAME: usize = 4096;
+/// Most bytes of the properties of a subscription.
+const MAX_PROPERTIES: usize = 64 << 10;
+
+/// Subscription names that the broker keeps for itself.
+const RESERVED_SUBSCRIPTIONS: [&str; 2] = ["pulsar.repl", "pulsar.dedup"];
+
+impl Session {
+    /// Checks that PRODUCER and SUBSCRIBE share. The answer says whether the topic may be created.
+    fn check_topic(
+        &self,
+        cx: &Context,
+        text: &str,
+    ) -> Result<(TopicName, bool), (ServerError, String)> {
+        let name =
+            TopicName::parse(text).map_err(|e| (ServerError::InvalidTopicName, e.to_string()))?;
+        if !cx.metadata.has_namespace(name.namespace()) {
+            let text = format!(
+                "Namespace {} of topic {name} is not served here; create it or look the topic up again",
+                name.namespace()
+            );
+            return Err((ServerError::ServiceNotReady, text));
+        }
+        if name.domain() == Domain::NonPersistent {
+            return Err((
+                ServerError::NotAllowedError,
+                format!("Non-persistent topics are not served by this version: {name}"),
+            ));
+        }
+        let auto = cx.settings.allow_auto_topic_creation && !text.ends_with(char::is_whitespace);
+        match cx.metadata.check_partition(&name) {
+            PartitionCheck::Plain => Ok((name, auto)),
+            PartitionCheck::Partition => Ok((name, true)),
+            _ if !auto => Err((
+                ServerError::TopicNotFound,
+                format!("Topic {name} does not exist"),
+            )),
+            PartitionCheck::IsPartitioned => Err((
+                ServerError::NotAllowedError,
+                format!(
+                    "{name} is a partitioned topic; use one of its partitions, {name}-partition-0 and so on"
+                ),
+            )),
+            PartitionCheck::NotPartitioned => Err((
+                ServerError::NotAllowedError,
+                format!(
+                    "{name} names a partition, but {} is not a partitioned topic",
+                    name.base()
+                ),
+            )),
+            PartitionCheck::Beyond => Err((
+                ServerError::TopicNotFound,
+                format!("{name} is beyond the last partition of {}", name.base()),
+            )),
+        }
+    }
+
+    pub(super) fn open_producer(
+        &mut self,
+        cx: &mut Context,
+        producer: proto::CommandProducer,
+        frame: Frame,
+    ) {
+        let (id, request_id) = (producer.producer_id, producer.request_id);
+        match self.producers.get(&id).map(|client| &client.state) {
+            Some(ClientState::Closing) => {
+                self.holds.frame = Some(Box::new(frame));
+                return;
+            }
+            Some(ClientState::Opening) => {
+                return self.send_error(
+                    cx,
+                    request_id,
+                    ServerError::ServiceNotReady,
+                    format!("Producer {id} is still being created on this connection"),
+                );
+            }
+            Some(ClientState::Open {
+                name,
+                last_sequence_id,
+            }) => {
+                let answer = reply::producer_success(request_id, name.clone(), *last_sequence_id);
+                return self.send(cx, &answer);
+            }
+            None => {}
+        }
+        let (topic, create) = match self.check_topic(cx, &producer.topic) {
+            Ok(checked) => checked,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
+        if producer
+            .producer_access_mode
+            .is_some_and(|mode| (1..=3).contains(&mode))
+        {
+            let text = "Only producer access mode Shared is served by this version";
+            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
+        }
+        if producer.schema.is_some() {
+            let text = "Schemas are not served by this version; create the producer without one";
+            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
+        }
+        if let Err((error, message)) = check_name("Producer", producer.producer_name.as_deref())
+            .and_then(|()| {
+                check_name(
+                    "Initial subscription",
+                    producer.initial_subscription_name.as_deref(),
+                )
+            })
+        {
+            return self.send_error(cx, request_id, error, message);
+        }
+        let initial_subscription = producer
+            .initial_subscription_name
+            .filter(|name| !name.is_empty());
+        if initial_subscription.is_some() && !cx.settings.allow_auto_subscription_creation {
+            let text = "The initial subscription may not be created: allowAutoSubscriptionCreation is false";
+            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
+        }
+        let core = cx.core_of_shard(topic.shard(cx.shards));
+        let client = self.next_client(id);
+        self.closed_by_broker.remove(&id);
+        self.producers.insert(
+            id,
+            Client {
+                incarnation: client.incarnation,
+                core,
+                state: ClientState::Opening,
+            },
+        );
+        let open = OpenProducer {
+            topic,
+            request_id,
+            name: producer.producer_name,
+            epoch: producer.epoch.unwrap_or(0),
+            create,
+            initial_subscription,
+        };
+        cx.post(
+            core,
+            Message::OpenProducer {
+                client,
+                open: Box::new(open),
+            },
+        );
+    }
+
+    pub(super) fn close_producer(&mut self, cx: &mut Context, id: u64, request_id: u64) {
+        match self.producers.get_mut(&id) {
+            Some(client) if !matches!(client.state, ClientState::Closing) => {
+                client.state = ClientState::Closing;
+                let client_ref = ClientRef {
+                    session: self.me,
+                    incarnation: client.incarnation,
+                    id,
+                };
+                cx.post(
+                    client.core,
+                    Message::CloseProducer {
+                        client: client_ref,
+                        request_id: Some(request_id),
+                    },
+                );
+            }
+            _ => self.send(cx, &reply::success(request_id)),
+        }
+    }
+
+    pub(super) fn open_consumer(
+        &mut self,
+        cx: &mut Context,
+        subscribe: proto::CommandSubscribe,
+        frame: Frame,
+    ) {
+        let (id, request_id) = (subscribe.consumer_id, subscribe.request_id);
+        match self.consumers.get(&id).map(|client| &client.state) {
+            Some(ClientState::Closing) => {
+                self.holds.frame = Some(Box::new(frame));
+                return;
+            }
+            Some(ClientState::Opening) => {
+                return self.send_error(
+                    cx,
+                    request_id,
+                    ServerError::ServiceNotReady,
+                    format!("Consumer {id} is still being created on this connection"),
+                );
+            }
+            Some(ClientState::Open { .. }) => return self.send(cx, &reply::success(request_id)),
+            None => {}
+        }
+        let (topic, create_topic) = match self.check_topic(cx, &subscribe.topic) {
+            Ok(checked) => checked,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
+        if let Err((error, message)) = check_subscribe(cx, &subscribe) {
+            return self.send_error(cx, request_id, error, message);
+        }
+        let core = cx.core_of_shard(topic.shard(cx.shards));
+        let client = self.next_client(id);
+        let siblings = u32::try_from(self.consumers.len()).unwrap_or(u32::MAX);
+        self.consumers.insert(
+            id,
+            Client {
+                incarnation: client.incarnation,
+                core,
+                state: ClientState::Opening,
+            },
+        );
+        let open = OpenConsumer {
+            topic,
+            request_id,
+            shared: subscribe.sub_type == proto::command_subscribe::SubType::Shared as i32,
+            subscription: subscribe.subscription,
+            name: subscribe.consumer_name.unwrap_or_default(),
+            priority: subscribe.priority_level.unwrap_or(0),
+            durable: subscribe.durable.unwrap_or(true),
+            start: subscribe.start_message_id.as_ref().map(reply::position),
+            rollback_seconds: subscribe.start_message_rollback_duration_sec.unwrap_or(0),
+            earliest: subscribe.initial_position
+                == Some(proto::command_subscribe::InitialPosition::Earliest as i32),
+            create_topic: create_topic && subscribe.force_topic_creation.unwrap_or(true),
+            create_subscription: cx.settings.allow_auto_subscription_creation,
+            properties: subscribe
+                .subscription_properties
+                .into_iter()
+                .map(|p| (p.key, p.value))
+                .collect(),
+            epoch: subscribe.consumer_epoch,
+            address: self.peer.to_string(),
+            siblings,
+            version: self.version,
+        };
+        cx.post(
+            core,
+            Message::OpenConsumer {
+                client,
+                open: Box::new(open),
+            },
+        );
+    }
+
+    pub(super) fn close_consumer(&mut self, cx: &mut Context, id: u64, request_id: u64) {
+        match self.consumers.get_mut(&id) {
+            Some(client) if !matches!(client.state, ClientState::Closing) => {
+                client.state = ClientState::Closing;
+                let client_ref = ClientRef {
+                    session: self.me,
+                    incarnation: client.incarnation,
+                    id,
+                };
+                cx.post(
+                    client.core,
+                    Message::CloseConsumer {
+                        client: client_ref,
+                        request_id: Some(request_id),
+                    },
+                );
+            }
+            _ => self.send(cx, &reply::success(request_id)),
+        }
+    }
+
+    /// A topic says what became of a producer or consumer.
+    pub(super) fn client_changed(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        message: Message,
+        now: Now,
+    ) {
+        let id = client.id;
+        let current = |map: &std::collections::BTreeMap<u64, Client>| {
+            map.get(&id)
+                .is_some_and(|c| c.incarnation == client.incarnation)
+        };
+        match message {
+            Message::ProducerOpened {
+                request_id,
+                name,
+                last_sequence_id,
+                ..
+            } => {
+                if let Some(entry) = self
+                    .producers
+                    .get_mut(&id)
+                    .filter(|c| c.incarnation == client.incarnation)
+                    && matches!(entry.state, ClientState::Opening)
+                {
+                    entry.state = ClientState::Open {
+                        name: name.clone(),
+                        last_sequence_id,
+                    };
+                }
+                self.send(
+                    cx,
+                    &reply::producer_success(request_id, name, last_sequence_id),
+                );
+            }
+            Message::ProducerRefused {
+                request_id,
+                error,
+                message,
+                ..
+            } => {
+                if current(&self.producers) {
+                    self.producers.remove(&id);
+                }
+                self.send_error(cx, request_id, error, message);
+            }
+            Message::ProducerClosed {
+                request_id,
+                by_broker,
+                ..
+            } => {
+                if current(&self.producers) {
+                    self.producers.remove(&id);
+                    if by_broker {
+                        let until =
+                            now.ms + u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
+                        self.closed_by_broker.insert(id, until);
+                        self.tell_closed(cx, &reply::close_producer(id));
+                    }
+                }
+                if let Some(request_id) = request_id {
+                    self.out.encode(|buf| encode::success(buf, request_id));
+                    self.touch(cx);
+                }
+            }
+            Message::NoSuchProducer { .. }
+                if current(&self.producers) || !self.closed_by_broker.contains_key(&id) =>
+            {
+                self.protocol_error(cx);
+            }
+            Message::ConsumerOpened { request_id, .. } => {
+                if let Some(entry) = self
+                    .consumers
+                    .get_mut(&id)
+                    .filter(|c| c.incarnation == client.incarnation)
+                    && matches!(entry.state, ClientState::Opening)
+                {
+                    entry.state = ClientState::Open {
+                        name: String::new(),
+                        last_sequence_id: -1,
+                    };
+                }
+                self.out.encode(|buf| encode::success(buf, request_id));
+                self.touch(cx);
+            }
+            Message::ConsumerRefused {
+                request_id,
+                error,
+                message,
+                ..
+            } => {
+                if current(&self.consumers) {
+                    self.consumers.remove(&id);
+                }
+                self.send_error(cx, request_id, error, message);
+            }
+            Message::ConsumerClosed {
+                request_id,
+                by_broker,
+                ..
+            } => {
+                if current(&self.consumers)
+                    && let Some(gone) = self.consumers.remove(&id)
+                {
+                    self.unwritten
+                        .retain(|(c, _, _)| c.incarnation != client.incarnation);
+                    // The answer to a SUBSCRIBE that is still open says it; a notice before it would seem to be about another consumer.
+                    if by_broker && !matches!(gone.state, ClientState::Opening) {
+                        self.tell_closed(cx, &reply::close_consumer(id));
+                    }
+                }
+                if let Some(request_id) = request_id {
+                    self.out.encode(|buf| encode::success(buf, request_id));
+                    self.touch(cx);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// CLOSE_PRODUCER and CLOSE_CONSUMER exist since version 5; older peers lose the connection.
+    fn tell_closed(&mut self, cx: &mut Context, command: &BaseCommand) {
+        if self.version >= 5 {
+            self.send(cx, command);
+        } else {
+            self.close(cx);
+        }
+    }
+}
+
+fn check_name(what: &str, name: Option<&str>) -> Result<(), (ServerError, String)> {
+    match name.map_or(0, str::len) {
+        0..=MAX_NAME => Ok(()),
+        len => Err((
+            ServerError::NotAllowedError,
+            format!("{what} name is {len} bytes, at most {MAX_NAME} are taken; use a shorter one"),
+        )),
+    }
+}
+
+fn check_subscribe(
+    cx: &Context,
+    subscribe: &proto::CommandSubscribe,
+) -> Result<(), (ServerError, String)> {
+    use proto::command_subscribe::SubType;
+    let size: usize = subscribe
+        .metadata
+        .iter()
+        .map(|p| p.key.len() + p.value.len())
+        .sum();
+    let limit = cx.settings.max_consumer_metadata_size as usize;
+    if size > limit {
+        return Err((
+            ServerError::MetadataError,
+            format!("Consumer metadata is {size} bytes, maxConsumerMetadataSize is {limit}"),
+        ));
+    }
+    check_name("Subscription", Some(&subscribe.subscription))?;
+    check_name("Consumer", subscribe.consumer_name.as_deref())?;
+    let properties = subscribe.subscription_properties.iter();
+    let size: usize = properties
+        .map(|p| p.key.len() + p.value.len() + std::mem::size_of_val(p))
+        .sum();
+    if size > MAX_PROPERTIES {
+        return Err((
+            ServerError::NotAllowedError,
+            format!(
+                "Subscription properties take {size} bytes, at most {MAX_PROPERTIES} are taken"
+            ),
+        ));
+    }
+    let name = &subscribe.subscription;
+    if name.trim().is_empty()
+        || RESERVED_SUBSCRIPTIONS
+            .iter()
+            .any(|reserved| name.starts_with(reserved))
+    {
+        return Err((
+            ServerError::ProducerBusy,
+            format!("'{name}' cannot be a subscription name: it is blank or reserved"),
+        ));
+    }
+    let shared = subscribe.sub_type == SubType::Shared as i32;
+    if subscribe.read_compacted == Some(true)
+        && (shared || subscribe.sub_type == SubType::KeyShared as i32)
+    {
+        return Err((
+            ServerError::NotAllowedError,
+            "readCompacted needs an Exclusive or Failover subscription".into(),
+        ));
+    }
+    if !shared && subscribe.sub_type != SubType::Exclusive as i32 {
+        return Err((
+            ServerError::NotAllowedError,
+            "Failover and Key_Shared subscriptions are not served by this version".into(),
+        ));
+    }
+    if subscribe
+        .schema
+        .as_ref()
+        .is_some_and(|schema| schema.r#type != AUTO_CONSUME)
+    {
+        return Err((
+            ServerError::NotAllowedError,
+            "Schemas are not served by this version; subscribe without one".into(),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! Producers and consumers as this core knows them, and openings that are still being decided.
+//!
+//! Whether a name or an exclusive subscription is free may depend on a connection elsewhere that is asked for a sign of life. Until it is
+//! decided, what the newcomer sends waits here in order, and closing takes the opening back.
+
+use std::collections::VecDeque;
+
+use vela_proto::ServerError;
+
+use super::Topics;
+use crate::engine::context::Context;
+use crate::engine::message::{
+    ClientRef, Message, OpenConsumer, OpenProducer, SeekTarget, SendId, SessionRef,
+};
+use crate::engine::time::Now;
+
+/// Messages, and ids in them, that may wait behind an opening that is being decided; a client that sends more loses its connection.
+pub(super) const MAX_WAITING: usize = 4096;
+/// Openings that may wait for an answer about the holder; more are refused as if it were alive.
+const MAX_PROBES: usize = 4096;
+
+/// What a [`ClientRef`] is at this core.
+pub(super) enum Seat {
+    Producer {
+        topic: u32,
+        producer: u32,
+    },
+    Consumer {
+        topic: u32,
+        sub: u32,
+        consumer: u32,
+    },
+    /// Its opening is being decided; what it sends meanwhile waits in order.
+    Waiting {
+        probe: u64,
+        later: VecDeque<Message>,
+        /// Messages in `later`, and ids and ack set words in those.
+        weight: usize,
+    },
+}
+
+/// What a message that waits counts for.
+fn weight(message: &Message) -> usize {
+    match message {
+        Message::Ack { ids, .. } => ids.iter().map(|id| 1 + id.ack_set.len()).sum::<usize>() + 1,
+        Message::Redeliver { ids: Some(ids), .. } => ids.len() + 1,
+        Message::Seek {
+            target: SeekTarget::Position(_, ack_set),
+            ..
+        } => ack_set.len() + 1,
+        _ => 1,
+    }
+}
+
+/// What a liveness probe decides about.
+pub(super) enum ProbeFor {
+    Producer(Box<OpenProducer>, String),
+    Consumer(Box<OpenConsumer>, String),
+}
+
+impl Topics {
+    /// Queues a message of a client whose opening is being decided. Closing it takes the opening back.
+    pub(super) fn behind_waiting(
+        &mut self,
+        cx: &mut Context,
+        message: Message,
+        now: Now,
+    ) -> Option<Message> {
+        let client = match &message {
+            Message::Publish {
+                send: SendId { client, .. },
+                ..
+            }
+            | Message::Flow { client, .. }
+            | Message::Ack { client, .. }
+            | Message::CloseProducer { client, .. }
+            | Message::CloseConsumer { client, .. }
+            | Message::Redeliver { client, .. }
+            | Message::Unsubscribe { client, .. }
+            | Message::Seek { client, .. }
+            | Message::LastMessageId { client, .. }
+            | Message::ConsumerStats { client, .. } => *client,
+            _ => return Some(message),
+        };
+        let Some(Seat::Waiting {
+            probe,
+            later,
+            weight: waiting,
+        }) = self.clients.get_mut(&client.key())
+        else {
+            return Some(message);
+        };
+        if matches!(
+            message,
+            Message::CloseProducer { .. } | Message::CloseConsumer { .. }
+        ) {
+            self.probes.remove(probe);
+            let later = std::mem::take(later);
+            self.clients.remove(&client.key());
+            for message in later {
+                self.answer_unopened(cx, message, now);
+            }
+            return Some(message);
+        }
+        *waiting = waiting.saturating_add(weight(&message));
+        if *waiting > MAX_WAITING {
+            cx.post(
+                client.session.core,
+                Message::Disconnect {
+                    session: client.session,
+                },
+            );
+        } else {
+            later.push_back(message);
+        }
+        None
+    }
+
+    /// Answers what waited behind an opening that was taken back.
+    pub(super) fn answer_unopened(&mut self, cx: &mut Context, message: Message, now: Now) {
+        match message {
+            Message::Publish { send, .. } => cx.post(
+                send.client.session.core,
+                Message::SendRefused {
+                    send,
+                    error: ServerError::ServiceNotReady,
+                    message: "the producer was closed before it was open",
+                },
+            ),
+            // Nobody is there: questions are told so.
+            message => self.message(cx, message, now),
+        }
+    }
+
+    /// Makes a client wait; what waits already stays.
+    pub(super) fn wait(&mut self, client: ClientRef, probe: u64) {
+        let seat = match self.clients.remove(&client.key()) {
+            Some(Seat::Waiting { later, weight, .. }) => Seat::Waiting {
+                probe,
+                later,
+                weight,
+            },
+            _ => Seat::Waiting {
+                probe,
+                later: VecDeque::new(),
+                weight: 0,
+            },
+        };
+        self.clients.insert(client.key(), seat);
+    }
+
+    /// Asks whether the holder of a name or of an exclusive subscription is alive; the newcomer waits for the answer.
+    pub(super) fn probe(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        holder: SessionRef,
+        what: ProbeFor,
+    ) {
+        self.next_probe += 1;
+        let probe = self.next_probe;
+        self.wait(client, probe);
+        let full = self.probes.len() >= MAX_PROBES;
+        self.probes.insert(probe, (client, what));
+        if full {
+            return cx.post(cx.core, Message::Probed { probe, alive: true });
+        }
+        cx.post(
+            holder.core,
+            Message::Probe {
+                session: holder,
+                probe,
+                from: cx.core,
+            },
+        );
+    }
+
+    pub(super) fn probed(&mut self, cx: &mut Context, probe: u64, alive: bool, now: Now) {
+        let Some((client, what)) = self.probes.remove(&probe) else {
+            return;
+        };
+        match what {
+            ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
+            ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
+            ProbeFor::Producer(open, message) => {
+                self.drop_seat(cx, client, now);
+                let refused = Message::ProducerRefused {
+                    client,
+                    request_id: open.request_id,
+                    error: ServerError::ProducerBusy,
+                    message,
+                };
+                cx.post(client.session.core, refused);
+            }
+            ProbeFor::Consumer(open, message) => {
+                self.drop_seat(cx, client, now);
+                let refused = Message::ConsumerRefused {
+                    client,
+                    request_id: open.request_id,
+                    error: ServerError::ConsumerBusy,
+                    message,
+                };
+                cx.post(client.session.core, refused);
+            }
+        }
+    }
+
+    /// Forgets a client that was refused. SENDs that followed its PRODUCER meet nobody, as the protocol has it; questions get their answers.
+    pub(super) fn drop_seat(&mut self, cx: &mut Context, client: ClientRef, now: Now) {
+        let Some(Seat::Waiting { later, .. }) = self.clients.remove(&client.key()) else {
+            return;
+        };
+        if later
+            .iter()
+            .any(|message| matches!(message, Message::Publish { .. }))
+        {
+            return cx.post(client.session.core, Message::NoSuchProducer { client });
+        }
+        for message in later {
+            self.message(cx, message, now);
+        }
+    }
+
+    /// Lets the messages go on that waited for an opening.
+    pub(super) fn replay_waiting(&mut self, cx: &mut Context, seat: Option<Seat>, now: Now) {
+        if let Some(Seat::Waiting { later, .. }) = seat {
+            for message in later {
+                self.message(cx, message, now);
+            }
+        }
+    }
+}
