@@ -3,7 +3,7 @@
 //! * While too much is retained ([`MemoryLimiter`]) no socket is read, and before that none of a connection that
 //!   retains more than its fair share. What has been read goes on to the engine all the same, and an unfinished
 //!   frame is read to its end, never beyond: both are what releases memory.
-//! * A size that is announced is no memory yet: a frame's root grows with what arrives, and beyond [`FREE`] only
+//! * A size that is announced is no memory yet: a frame's root grows with what arrives, and beyond a small free part only
 //!   when the core's pool has admitted the whole frame. Who waits for that is not read.
 //! * A frame that makes no progress closes its connection: after `frameTimeout`, or, while others wait for the
 //!   memory that it holds, when it does not keep the pace at which it would be there in that time.
@@ -17,12 +17,13 @@ use super::port::{CoreEngine, CoreId, Held, Now, ReadRule, Storage};
 use super::post::Post;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use vela_codec::{Accounting, IN_PLACE_MIN, Sizes};
+use vela_codec::{Accounting, IN_PLACE_MIN, PARTIAL_MIN, Sizes};
 use vela_limiter::{
     Admission, Budget, Holder, Listener, MemoryLimiter, Mode, over_share, policy::State as Policy,
 };
 
 /// Memory that an unfinished frame has without asking, in bytes: what a pipelining client of small messages needs.
+/// Less, where there are so many connections that it would come to more than a quarter of the pools.
 const FREE: usize = 8 * 1024;
 /// What a frame is admitted with before it is admitted whole, in bytes: those that only begin do not take the room of
 /// those that come.
@@ -152,6 +153,8 @@ pub(super) struct Memory {
     waiting: Vec<usize>,
     /// Memory of unfinished frames, by their size: small, medium, large.
     pools: [Budget<usize>; CLASSES.len() + 1],
+    /// Bytes of all of them together.
+    share: u64,
     max_frame: usize,
     /// What this core's engine was last reported to hold.
     reported: Held,
@@ -176,6 +179,7 @@ impl Memory {
             counted,
             waiting: Vec::new(),
             pools: std::array::from_fn(|_| Budget::new(0)),
+            share: u64::MAX,
             max_frame,
             reported: Held::default(),
             watch_ms: 0,
@@ -205,11 +209,20 @@ impl Memory {
             (_, limit) => limit / 2,
         };
         let share = all / u64::from(self.cores.max(1));
+        self.share = share;
         let rest = 8 - CLASSES.iter().map(|(_, part)| part).sum::<u64>();
         let classes = CLASSES.into_iter().chain([(self.max_frame, rest)]);
         for (pool, (largest, part)) in self.pools.iter_mut().zip(classes) {
             pool.set_limit((share / 8 * part).max(largest as u64));
         }
+    }
+
+    /// What each of so many connections has without asking.
+    fn free(&self, connections: usize) -> usize {
+        let each = self.share / 4 / (connections.max(1) as u64);
+        usize::try_from(each)
+            .unwrap_or(usize::MAX)
+            .clamp(PARTIAL_MIN, FREE)
     }
 
     /// Whether whatever frame comes next is admitted at once.
@@ -329,6 +342,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             self.waiting.push(key);
             return None;
         }
+        let free = self.memory.free(self.conns.len());
         let conn = self.conns.get_mut(key)?;
         let id = conn.id?;
         let wanted = match self.engine.read_rule(id) {
@@ -350,9 +364,9 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             let (capacity, source) = if tight || missing >= IN_PLACE_MIN {
                 (capacity, Source::Frame)
             } else {
-                (total, Source::Buffer(self.memory.buffer_limit()))
+                (total, Source::Buffer(self.memory.buffer_limit(free)))
             };
-            if capacity <= FREE || self.memory.admit(key, &mut conn.inbound, total, capacity) {
+            if capacity <= free || self.memory.admit(key, &mut conn.inbound, total, capacity) {
                 return Some(source);
             }
             // One more that waits may mean that all do, and then the first of them goes on.
@@ -362,7 +376,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 self.memory.waiting.push(key);
             }
         } else {
-            return Some(Source::Buffer(self.memory.buffer_limit()));
+            return Some(Source::Buffer(self.memory.buffer_limit(free)));
         }
         let conn = self.conns.get_mut(key)?;
         if !std::mem::replace(&mut conn.inbound.held, true) {
@@ -373,6 +387,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
     /// To be called when frames of a connection were handed on: takes note of what it still holds.
     pub(super) fn note_inbound(&mut self, key: usize, now: Now) {
+        let free = self.memory.free(self.conns.len());
         let Some(conn) = self.conns.get_mut(key) else {
             return;
         };
@@ -394,7 +409,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         }
         let capacity = conn.decoder.retained();
         match (conn.decoder.announced(), conn.decoder.next_capacity()) {
-            (Some(total), Some(_)) if capacity > FREE => {
+            (Some(total), Some(_)) if capacity > free => {
                 // Bytes that are here already. Where nothing is left of the pool, no more are read until there is.
                 self.memory.admit(key, &mut conn.inbound, total, capacity);
             }
@@ -579,12 +594,12 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
 impl Memory {
     /// Bytes to read at once into the core's buffer.
-    fn buffer_limit(&self) -> usize {
+    fn buffer_limit(&self, free: usize) -> usize {
         // Half, for the root of an unfinished frame is up to twice as large as what came of it.
         if self.is_roomy() {
             usize::MAX
         } else {
-            FREE / 2
+            free / 2
         }
     }
 
