@@ -3,7 +3,7 @@
 //! * While too much is retained ([`MemoryLimiter`]) no socket is read, and before that none of a connection that
 //!   retains more than its fair share. What has been read goes on to the engine all the same, and an unfinished
 //!   frame is read to its end, never beyond: both are what releases memory.
-//! * A size that is announced is no memory yet: a frame's root grows with what arrives, and beyond [`FREE`] only
+//! * A size that is announced is no memory yet: a frame's root grows with what arrives, and beyond a small free part only
 //!   when the core's pool has admitted the whole frame. Who waits for that is not read.
 //! * A frame that makes no progress closes its connection: after `frameTimeout`, or, while others wait for the
 //!   memory that it holds, when it does not keep the pace at which it would be there in that time.
@@ -17,19 +17,22 @@ use super::port::{CoreEngine, CoreId, Held, Now, ReadRule, Storage};
 use super::post::Post;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use vela_codec::{Accounting, IN_PLACE_MIN, Sizes};
+use vela_codec::{Accounting, IN_PLACE_MIN, PARTIAL_MIN, Sizes};
 use vela_limiter::{
     Admission, Budget, Holder, Listener, MemoryLimiter, Mode, over_share, policy::State as Policy,
 };
 
 /// Memory that an unfinished frame has without asking, in bytes: what a pipelining client of small messages needs.
+/// Less, where there are so many connections that it would come to more than a quarter of the pools.
 const FREE: usize = 8 * 1024;
-/// Frames up to this size have a pool of their own, so that they never stand behind large ones.
-const SMALL_FRAME: usize = 128 * 1024;
-/// Part of the partial pool that is for small frames.
-const SMALL_PART: u64 = 8;
+/// What a frame is admitted with before it is admitted whole, in bytes: those that only begin do not take the room of
+/// those that come.
+const FIRST_PART: usize = 128 * 1024;
+/// Frames up to these sizes have pools of their own, so that they never stand behind larger ones; and the parts of
+/// the whole, in eighths, that these are. The largest frames have the rest.
+const CLASSES: [(usize, u64); 2] = [(128 * 1024, 1), (1088 * 1024, 3)];
 /// How long a frame whose memory others wait for may fall behind its pace, in milliseconds.
-const PATIENCE_MS: u64 = 1000;
+const PATIENCE_MS: u64 = 2000;
 /// How often standing frames are looked for, in milliseconds.
 const WATCH_MS: u64 = 250;
 /// Waiting bytes up to which a connection that a rate holds is read on, so that what else it sends is found.
@@ -110,18 +113,11 @@ pub(super) enum Source {
     Buffer(usize),
 }
 
-/// Which pool a frame's memory comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pool {
-    Small,
-    Large,
-}
-
 /// What a connection has to do with all this.
 #[derive(Debug, Default)]
 pub(super) struct Inbound {
-    /// Asked for its unfinished frame, and has or waits.
-    pool: Option<(Pool, Turn)>,
+    /// What was asked of a pool for its unfinished frame.
+    claim: Option<Claim>,
     /// Is on the list of those that wait for the limiter.
     listed: bool,
     /// Counts among those that retain bytes.
@@ -136,11 +132,13 @@ pub(super) struct Inbound {
     pace: Option<(u64, usize)>,
 }
 
-/// How a connection stands with its pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    Granted,
-    Waits,
+/// Memory asked for.
+#[derive(Debug, Clone, Copy)]
+struct Claim {
+    /// Which pool.
+    pool: usize,
+    bytes: usize,
+    granted: bool,
 }
 
 /// One core's part.
@@ -153,8 +151,10 @@ pub(super) struct Memory {
     counted: Arc<dyn Accounting>,
     /// Connections that wait for the limiter.
     waiting: Vec<usize>,
-    small: Budget<usize>,
-    large: Budget<usize>,
+    /// Memory of unfinished frames, by their size: small, medium, large.
+    pools: [Budget<usize>; CLASSES.len() + 1],
+    /// Bytes of all of them together.
+    share: u64,
     max_frame: usize,
     /// What this core's engine was last reported to hold.
     reported: Held,
@@ -178,8 +178,8 @@ impl Memory {
             accounting,
             counted,
             waiting: Vec::new(),
-            small: Budget::new(0),
-            large: Budget::new(0),
+            pools: std::array::from_fn(|_| Budget::new(0)),
+            share: u64::MAX,
             max_frame,
             reported: Held::default(),
             watch_ms: 0,
@@ -199,7 +199,7 @@ impl Memory {
     }
 
     /// Unfinished frames of all cores get half of the limit, or, without one, a quarter of the budget. One frame of
-    /// the largest size always fits, or none could ever be received.
+    /// each class always fits, or none could ever be received.
     fn size_pools(&mut self, policy: Policy) {
         let budget = self.intake.limiter.memory().budget();
         let all = match (policy.mode, u64::try_from(policy.limit).unwrap_or(0)) {
@@ -209,25 +209,27 @@ impl Memory {
             (_, limit) => limit / 2,
         };
         let share = all / u64::from(self.cores.max(1));
-        let small = (share / SMALL_PART).max(SMALL_FRAME as u64);
-        self.small.set_limit(small);
-        self.large
-            .set_limit(share.saturating_sub(small).max(self.max_frame as u64));
+        self.share = share;
+        let rest = 8 - CLASSES.iter().map(|(_, part)| part).sum::<u64>();
+        let classes = CLASSES.into_iter().chain([(self.max_frame, rest)]);
+        for (pool, (largest, part)) in self.pools.iter_mut().zip(classes) {
+            pool.set_limit((share / 8 * part).max(largest as u64));
+        }
     }
 
-    fn pool(&mut self, which: Pool) -> &mut Budget<usize> {
-        match which {
-            Pool::Small => &mut self.small,
-            Pool::Large => &mut self.large,
-        }
+    /// What each of so many connections has without asking.
+    fn free(&self, connections: usize) -> usize {
+        let each = self.share / 4 / (connections.max(1) as u64);
+        usize::try_from(each)
+            .unwrap_or(usize::MAX)
+            .clamp(PARTIAL_MIN, FREE)
     }
 
     /// Whether whatever frame comes next is admitted at once.
     fn is_roomy(&self) -> bool {
-        let fits = |pool: &Budget<usize>, frame: usize| {
-            pool.waiting() == 0 && pool.used().saturating_add(frame as u64) <= pool.limit()
-        };
-        fits(&self.small, SMALL_FRAME) && fits(&self.large, self.max_frame)
+        self.pools.iter().all(|pool| {
+            pool.waiting() == 0 && pool.used().saturating_add(FIRST_PART as u64) <= pool.limit()
+        })
     }
 
     /// Whether a connection that retains `bytes` has to leave room to others.
@@ -245,30 +247,35 @@ impl Memory {
 
     /// The connections whose turn it is now that memory was given back.
     fn granted(&mut self) -> Vec<usize> {
-        let mut keys = Vec::new();
-        for which in [Pool::Small, Pool::Large] {
-            keys.extend(std::iter::from_fn(|| self.pool(which).next_granted()));
-        }
-        keys
+        let pools = self.pools.iter_mut();
+        pools
+            .flat_map(|pool| std::iter::from_fn(|| pool.next_granted()))
+            .collect()
     }
 
-    /// Asks for the memory of a frame of `total` bytes. True: it may grow.
-    fn admit(&mut self, key: usize, inbound: &mut Inbound, total: usize) -> bool {
-        let which = if total <= SMALL_FRAME {
-            Pool::Small
-        } else {
-            Pool::Large
+    /// Asks for memory, so that the root of a frame of `total` bytes may have `capacity`. True: it may.
+    ///
+    /// A frame is admitted in two parts, the second of which is all the rest: whoever has it waits for nobody, and
+    /// while all others wait a pool is overdrawn by no more than one frame.
+    fn admit(&mut self, key: usize, inbound: &mut Inbound, total: usize, capacity: usize) -> bool {
+        let wanted = match capacity {
+            first if first <= FIRST_PART => FIRST_PART.min(total),
+            _ => total,
         };
-        match inbound.pool {
-            Some((_, Turn::Granted)) => true,
-            Some((_, Turn::Waits)) => false,
-            None => {
-                let granted = self.pool(which).admit(key, total as u64) == Admission::Granted;
-                let admission = if granted { Turn::Granted } else { Turn::Waits };
-                inbound.pool = Some((which, admission));
-                granted
-            }
+        let mut claim = inbound.claim.unwrap_or_else(|| Claim {
+            pool: CLASSES.partition_point(|(largest, _)| *largest < total),
+            bytes: 0,
+            granted: true,
+        });
+        if claim.bytes < wanted
+            && let Some(pool) = self.pools.get_mut(claim.pool)
+        {
+            let more = (wanted - claim.bytes) as u64;
+            claim.granted = pool.grow(key, more) == Admission::Granted;
+            claim.bytes = wanted;
         }
+        inbound.claim = Some(claim);
+        claim.granted
     }
 }
 
@@ -335,6 +342,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             self.waiting.push(key);
             return None;
         }
+        let free = self.memory.free(self.conns.len());
         let conn = self.conns.get_mut(key)?;
         let id = conn.id?;
         let wanted = match self.engine.read_rule(id) {
@@ -356,18 +364,21 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             let (capacity, source) = if tight || missing >= IN_PLACE_MIN {
                 (capacity, Source::Frame)
             } else {
-                (total, Source::Buffer(self.memory.buffer_limit()))
+                (total, Source::Buffer(self.memory.buffer_limit(free)))
             };
-            if capacity <= FREE || self.memory.admit(key, &mut conn.inbound, total) {
+            if capacity <= free || self.memory.admit(key, &mut conn.inbound, total, capacity) {
                 return Some(source);
             }
+            // One more that waits may mean that all do, and then the first of them goes on.
+            self.serve_pools();
         } else if tight {
             if !std::mem::replace(&mut conn.inbound.listed, true) {
                 self.memory.waiting.push(key);
             }
         } else {
-            return Some(Source::Buffer(self.memory.buffer_limit()));
+            return Some(Source::Buffer(self.memory.buffer_limit(free)));
         }
+        let conn = self.conns.get_mut(key)?;
         if !std::mem::replace(&mut conn.inbound.held, true) {
             self.memory.intake.held.fetch_add(1, Ordering::Relaxed);
         }
@@ -376,6 +387,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
     /// To be called when frames of a connection were handed on: takes note of what it still holds.
     pub(super) fn note_inbound(&mut self, key: usize, now: Now) {
+        let free = self.memory.free(self.conns.len());
         let Some(conn) = self.conns.get_mut(key) else {
             return;
         };
@@ -395,10 +407,11 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 self.memory.intake.holders.fetch_sub(1, Ordering::Relaxed);
             }
         }
+        let capacity = conn.decoder.retained();
         match (conn.decoder.announced(), conn.decoder.next_capacity()) {
-            (Some(total), Some(_)) if conn.decoder.retained() > FREE => {
+            (Some(total), Some(_)) if capacity > free => {
                 // Bytes that are here already. Where nothing is left of the pool, no more are read until there is.
-                self.memory.admit(key, &mut conn.inbound, total);
+                self.memory.admit(key, &mut conn.inbound, total, capacity);
             }
             (_, None) => self.give_back(key),
             _ => {}
@@ -410,8 +423,10 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         let Some(conn) = self.conns.get_mut(key) else {
             return;
         };
-        if let Some((which, _)) = conn.inbound.pool.take() {
-            self.memory.pool(which).release(key);
+        if let Some(claim) = conn.inbound.claim.take() {
+            if let Some(pool) = self.memory.pools.get_mut(claim.pool) {
+                pool.release(key);
+            }
             self.serve_pools();
         }
     }
@@ -420,8 +435,8 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
     fn serve_pools(&mut self) {
         for key in self.memory.granted() {
             if let Some(conn) = self.conns.get_mut(key) {
-                if let Some((_, admission)) = &mut conn.inbound.pool {
-                    *admission = Turn::Granted;
+                if let Some(claim) = &mut conn.inbound.claim {
+                    claim.granted = true;
                 }
                 conn.wake();
             }
@@ -492,6 +507,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             && unfinished.saturating_mul(u64::from(self.memory.cores))
                 >= u64::try_from(policy.limit).unwrap_or(0) / 4;
         let (mut stood, mut slow) = (Vec::new(), Vec::new());
+        let mail_stuck = self.reads_held();
         for (key, conn) in &mut self.conns {
             let Some(id) = conn.id else {
                 continue;
@@ -502,8 +518,12 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 }
                 continue;
             }
-            let waits = matches!(conn.inbound.pool, Some((_, Turn::Waits)));
-            if waits || conn.inbound.listed || self.engine.read_rule(id) != ReadRule::Read {
+            let claim = conn.inbound.claim;
+            if mail_stuck
+                || claim.is_some_and(|claim| !claim.granted)
+                || conn.inbound.listed
+                || self.engine.read_rule(id) != ReadRule::Read
+            {
                 conn.excuse(now);
                 if conn.inbound.held {
                     self.engine.excused(id, now);
@@ -517,12 +537,8 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             if now.ms.saturating_sub(conn.inbound.moved_ms) < WATCH_MS {
                 self.engine.excused(id, now);
             }
-            let wanted = pressing
-                || match conn.inbound.pool {
-                    Some((Pool::Small, _)) => self.memory.small.waiting() > 0,
-                    Some((Pool::Large, _)) => self.memory.large.waiting() > 0,
-                    None => false,
-                };
+            let pool = claim.and_then(|claim| self.memory.pools.get(claim.pool));
+            let wanted = pressing || pool.is_some_and(|pool| pool.waiting() > 0);
             if self.memory.is_too_slow(conn, wanted, now) {
                 slow.push(key);
             }
@@ -560,6 +576,17 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         );
         count.fetch_add(keys.len() as u64, Ordering::Relaxed);
         for key in keys {
+            if let Some(conn) = self.conns.get(*key) {
+                tracing::debug!(
+                    core = self.number(),
+                    peer = ?conn.stream.peer_addr(),
+                    inbound = ?conn.inbound,
+                    announced = conn.decoder.announced(),
+                    retained = conn.decoder.retained(),
+                    gate = ?conn.gate,
+                    "connection closed"
+                );
+            }
             self.drop_conn(*key, now);
         }
     }
@@ -567,12 +594,12 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
 
 impl Memory {
     /// Bytes to read at once into the core's buffer.
-    fn buffer_limit(&self) -> usize {
+    fn buffer_limit(&self, free: usize) -> usize {
         // Half, for the root of an unfinished frame is up to twice as large as what came of it.
         if self.is_roomy() {
             usize::MAX
         } else {
-            FREE / 2
+            free / 2
         }
     }
 
@@ -588,10 +615,8 @@ impl Memory {
         if now.ms.saturating_sub(since) < PATIENCE_MS {
             return false;
         }
-        let holds = match inbound.pool {
-            Some(_) => conn.decoder.announced().unwrap_or(0),
-            None => conn.decoder.retained(),
-        };
+        let claimed = inbound.claim.map(|claim| claim.bytes);
+        let holds = claimed.unwrap_or_else(|| conn.decoder.retained());
         let due = (holds as u64 * PATIENCE_MS / self.intake.frame_timeout_ms.max(1)).max(1);
         let came = inbound.arrived.saturating_sub(from) as u64;
         inbound.pace = Some((now.ms, inbound.arrived));

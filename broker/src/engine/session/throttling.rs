@@ -132,6 +132,8 @@ impl Session {
             let _ = holds
                 .outbound_full
                 .set(&mut holds.throttle, Reason::OutboundFull, true);
+            // So that the release tells the runtime to go on.
+            self.reading = false;
         } else if self.out.len() <= OUTBOUND_LOW {
             let _ = holds
                 .outbound_full
@@ -153,6 +155,10 @@ impl Session {
         let _ = holds
             .pending_bytes
             .set(&mut holds.throttle, Reason::PendingBytes, held);
+        if held {
+            // So that the release tells the runtime to go on.
+            self.reading = false;
+        }
     }
 }
 

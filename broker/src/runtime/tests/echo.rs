@@ -273,11 +273,11 @@ impl CoreEngine for Echo {
 
 pub(super) struct NoStorage;
 
-impl Storage<Echo> for NoStorage {
-    fn carry_out(&mut self, _: &mut Echo, _: Now) -> bool {
+impl<E> Storage<E> for NoStorage {
+    fn carry_out(&mut self, _: &mut E, _: Now) -> bool {
         false
     }
-    fn poll(&mut self, _: &mut Echo, _: Now) -> bool {
+    fn poll(&mut self, _: &mut E, _: Now) -> bool {
         false
     }
     fn is_idle(&self) -> bool {
@@ -287,11 +287,14 @@ impl Storage<Echo> for NoStorage {
 }
 
 /// A running broker that echoes.
-pub(super) struct Server {
+pub(super) type Server = Running<Traveller>;
+
+/// A running broker.
+pub(super) struct Running<M> {
     pub(super) addr: SocketAddr,
     pub(super) core_addrs: Vec<SocketAddr>,
     pub(super) intake: Arc<Intake>,
-    pub(super) cluster: Cluster<Traveller>,
+    pub(super) cluster: Cluster<M>,
     stop: UnixStream,
     acceptor: JoinHandle<()>,
 }
@@ -311,6 +314,20 @@ impl Server {
     }
 
     pub(super) fn with(cores: u16, tick_us: u64, intake: Arc<Intake>) -> Self {
+        Self::of(cores, tick_us, intake, move |core| {
+            (Echo::new(core, cores), NoStorage)
+        })
+    }
+}
+
+impl<M: Send + 'static> Running<M> {
+    /// With the engines and storages that `parts` makes.
+    pub(super) fn of<E, S, F>(cores: u16, tick_us: u64, intake: Arc<Intake>, parts: F) -> Self
+    where
+        E: CoreEngine<Message = M>,
+        S: Storage<E>,
+        F: Fn(CoreId) -> (E, S) + Clone + Send + 'static,
+    {
         let allowed = preflight::cpus(0).unwrap();
         let cpus = (0..cores as usize)
             .map(|n| allowed[n % allowed.len()])
@@ -324,7 +341,10 @@ impl Server {
         };
         let post = Arc::new(Post::new(cores));
         let parts = (0..cores)
-            .map(|core| move || (Echo::new(core, cores), NoStorage))
+            .map(|core| {
+                let parts = parts.clone();
+                move || parts(core)
+            })
             .collect();
         let cluster = Cluster::start(&common, post, parts).unwrap();
         let local = "127.0.0.1".parse().unwrap();

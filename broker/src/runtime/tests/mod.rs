@@ -7,5 +7,6 @@
 )]
 
 mod echo;
+mod memory;
 mod network;
 mod stress;

@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 /// Waits for something that another thread does.
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+pub(super) fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let start = Instant::now();
     while !check() {
         assert!(start.elapsed() < Duration::from_secs(5), "{what}");
