@@ -2,9 +2,10 @@
 
 use vela_proto::ServerError;
 
+use super::Topics;
 use super::dispatch::stored_batch_size;
+use super::openings::ConsumerSeat;
 use super::subscription::{Held, Subscription, mark_delete};
-use super::{Seat, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{AckedId, ClientRef, Message};
 use crate::engine::session::throttling::hold;
@@ -36,15 +37,14 @@ impl Topics {
         request_id: Option<u64>,
         now: Now,
     ) {
-        let Some(Seat::Consumer {
+        let Some(ConsumerSeat {
             topic: slot,
             sub: sub_slot,
             consumer,
-        }) = self.clients.get(&client.key())
+        }) = self.consumer_seat(client)
         else {
             return;
         };
-        let (slot, sub_slot, consumer) = (*slot, *sub_slot, *consumer);
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
@@ -212,21 +212,21 @@ impl Topics {
         epoch: Option<u64>,
         _now: Now,
     ) {
-        let Some(Seat::Consumer {
+        let Some(ConsumerSeat {
             topic,
             sub,
             consumer,
-        }) = self.clients.get(&client.key())
+        }) = self.consumer_seat(client)
         else {
             return;
         };
-        let Some(topic) = self.topics.get_mut(*topic as usize) else {
+        let Some(topic) = self.topics.get_mut(topic as usize) else {
             return;
         };
-        let Some(sub) = topic.subs.get_mut(*sub as usize) else {
+        let Some(sub) = topic.subs.get_mut(sub as usize) else {
             return;
         };
-        let index = *consumer as usize;
+        let index = consumer as usize;
         if sub.shared {
             sub.give_back(index, ids);
             sub.unblock(cx);

@@ -9,8 +9,9 @@ use vela_codec::entry::Entry;
 
 use super::chunks::Chunk;
 use super::lanes::LaneSeat;
+use super::openings::ConsumerSeat;
 use super::subscription::{Held, Subscription};
-use super::{Seat, Topic, Topics};
+use super::{Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientKey, ClientRef, Delivery, Message};
 use crate::engine::time::Now;
@@ -198,21 +199,21 @@ impl Topics {
 
     /// FLOW: credit in messages.
     pub(super) fn flow(&mut self, cx: &mut Context, client: ClientRef, permits: u32) {
-        let Some(Seat::Consumer {
+        let Some(ConsumerSeat {
             topic,
             sub,
             consumer,
-        }) = self.clients.get(&client.key())
+        }) = self.consumer_seat(client)
         else {
             return;
         };
-        let Some(topic) = self.topics.get_mut(*topic as usize) else {
+        let Some(topic) = self.topics.get_mut(topic as usize) else {
             return;
         };
         let Some(entry) = topic
             .subs
-            .get_mut(*sub as usize)
-            .and_then(|sub| sub.consumers.get_mut(*consumer as usize))
+            .get_mut(sub as usize)
+            .and_then(|sub| sub.consumers.get_mut(consumer as usize))
         else {
             return;
         };
@@ -227,21 +228,21 @@ impl Topics {
 
     /// The session has written delivered bytes: the consumer may be sent more.
     pub(super) fn written(&mut self, client: ClientRef, bytes: u32) {
-        let Some(Seat::Consumer {
+        let Some(ConsumerSeat {
             topic,
             sub,
             consumer,
-        }) = self.clients.get(&client.key())
+        }) = self.consumer_seat(client)
         else {
             return;
         };
-        let Some(topic) = self.topics.get_mut(*topic as usize) else {
+        let Some(topic) = self.topics.get_mut(topic as usize) else {
             return;
         };
         let Some(entry) = topic
             .subs
-            .get_mut(*sub as usize)
-            .and_then(|sub| sub.consumers.get_mut(*consumer as usize))
+            .get_mut(sub as usize)
+            .and_then(|sub| sub.consumers.get_mut(consumer as usize))
         else {
             return;
         };

@@ -2,7 +2,7 @@
 
 use super::lanes::LaneSeat;
 use super::meter::Meter;
-use super::openings::{MAX_WAITING, ProbeFor, Seat};
+use super::openings::{ConsumerSeat, MAX_WAITING, ProbeFor, Seat};
 use super::subscription::{
     Consumer, ORPHAN_MS, Subscription, WINDOW, WINDOW_MIN, create_durable, mark_delete,
 };
@@ -157,11 +157,11 @@ impl Topics {
         let lane = topic.lane;
         let waiting = self.clients.insert(
             client.key(),
-            Seat::Consumer {
+            Seat::Consumer(ConsumerSeat {
                 topic: slot,
                 sub: sub_slot,
                 consumer,
-            },
+            }),
         );
         if rollback > 0 {
             let since = now.wall_ms.saturating_sub(rollback.saturating_mul(1000));
@@ -180,21 +180,21 @@ impl Topics {
 
     /// A consumer's SUBSCRIBE is answered now; messages may follow. False if it was closed in the meantime.
     pub(super) fn consumer_opened(&mut self, client: ClientRef) -> bool {
-        let Some(Seat::Consumer {
+        let Some(ConsumerSeat {
             topic,
             sub,
             consumer,
-        }) = self.clients.get(&client.key())
+        }) = self.consumer_seat(client)
         else {
             return false;
         };
-        let Some(topic) = self.topics.get_mut(*topic as usize) else {
+        let Some(topic) = self.topics.get_mut(topic as usize) else {
             return false;
         };
         let Some(consumer) = topic
             .subs
-            .get_mut(*sub as usize)
-            .and_then(|sub| sub.consumers.get_mut(*consumer as usize))
+            .get_mut(sub as usize)
+            .and_then(|sub| sub.consumers.get_mut(consumer as usize))
         else {
             return false;
         };
@@ -286,12 +286,12 @@ impl Topics {
         now: Now,
     ) {
         match self.clients.get(&client.key()) {
-            Some(Seat::Consumer {
-                topic,
-                sub,
-                consumer,
-            }) => {
-                let (topic, sub, consumer) = (*topic, *sub, *consumer);
+            Some(Seat::Consumer(seat)) => {
+                let ConsumerSeat {
+                    topic,
+                    sub,
+                    consumer,
+                } = *seat;
                 self.remove_consumer(cx, topic, sub, consumer, false, now);
             }
             _ => {
@@ -355,15 +355,14 @@ impl Topics {
         force: bool,
         now: Now,
     ) {
-        let Some(Seat::Consumer {
+        let Some(ConsumerSeat {
             topic: slot,
             sub: sub_slot,
             consumer,
-        }) = self.clients.get(&client.key())
+        }) = self.consumer_seat(client)
         else {
             return self.no_consumer(cx, client, request_id);
         };
-        let (slot, sub_slot, consumer) = (*slot, *sub_slot, *consumer);
         let Some(topic) = self.topics.get(slot as usize) else {
             return;
         };

@@ -227,7 +227,7 @@ impl Topics {
         let consumers = self
             .clients
             .values()
-            .filter(|seat| matches!(seat, Seat::Consumer { .. }))
+            .filter(|seat| matches!(seat, Seat::Consumer(_)))
             .count();
         (producers, consumers)
     }

@@ -19,17 +19,21 @@ pub(super) const MAX_WAITING: usize = 4096;
 /// Openings that may wait for an answer about the holder; more are refused as if it were alive.
 const MAX_PROBES: usize = 4096;
 
+/// Where a consumer is.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct ConsumerSeat {
+    pub(super) topic: u32,
+    pub(super) sub: u32,
+    pub(super) consumer: u32,
+}
+
 /// What a [`ClientRef`] is at this core.
 pub(super) enum Seat {
     Producer {
         topic: u32,
         producer: u32,
     },
-    Consumer {
-        topic: u32,
-        sub: u32,
-        consumer: u32,
-    },
+    Consumer(ConsumerSeat),
     /// Its opening is being decided; what it sends meanwhile waits in order.
     Waiting {
         probe: u64,
@@ -59,6 +63,14 @@ pub(super) enum ProbeFor {
 }
 
 impl Topics {
+    /// Where a consumer is, if it is one.
+    pub(super) fn consumer_seat(&self, client: ClientRef) -> Option<ConsumerSeat> {
+        match self.clients.get(&client.key()) {
+            Some(Seat::Consumer(seat)) => Some(*seat),
+            _ => None,
+        }
+    }
+
     /// Queues a message of a client whose opening is being decided. Closing it takes the opening back.
     pub(super) fn behind_waiting(
         &mut self,

@@ -5,8 +5,9 @@ use vela_proto::ServerError;
 
 use super::ack::MAX_WORDS;
 use super::lanes::LaneSeat;
+use super::openings::ConsumerSeat;
 use super::subscription::mark_delete;
-use super::{Seat, Topic, Topics};
+use super::{Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, SeekTarget};
 use crate::engine::reply;
@@ -61,15 +62,14 @@ impl Topics {
         target: SeekTarget,
         now: Now,
     ) {
-        let Some(Seat::Consumer {
+        let Some(ConsumerSeat {
             topic: slot,
             sub: sub_slot,
             ..
-        }) = self.clients.get(&client.key())
+        }) = self.consumer_seat(client)
         else {
             return self.no_consumer(cx, client, request_id);
         };
-        let (slot, sub_slot) = (*slot, *sub_slot);
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
@@ -222,13 +222,12 @@ impl Topics {
 
     /// GET_LAST_MESSAGE_ID.
     pub(super) fn last_message_id(&mut self, cx: &mut Context, client: ClientRef, request_id: u64) {
-        let Some(Seat::Consumer {
+        let Some(ConsumerSeat {
             topic: slot, sub, ..
-        }) = self.clients.get(&client.key())
+        }) = self.consumer_seat(client)
         else {
             return self.no_consumer(cx, client, request_id);
         };
-        let (slot, sub) = (*slot, *sub);
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };

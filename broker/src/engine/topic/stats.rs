@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use vela_proto::{self as proto, BaseCommand, base_command::Type};
 
-use super::{Seat, Topics};
+use super::Topics;
+use super::openings::ConsumerSeat;
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message};
 use crate::engine::reply;
@@ -18,25 +19,25 @@ impl Topics {
         request_id: u64,
         now: Now,
     ) {
-        let Some(Seat::Consumer {
+        let Some(ConsumerSeat {
             topic,
             sub,
             consumer,
-        }) = self.clients.get(&client.key())
+        }) = self.consumer_seat(client)
         else {
             return self.no_consumer(cx, client, request_id);
         };
-        let Some(topic) = self.topics.get_mut(*topic as usize) else {
+        let Some(topic) = self.topics.get_mut(topic as usize) else {
             return;
         };
-        let Some(sub) = topic.subs.get_mut(*sub as usize) else {
+        let Some(sub) = topic.subs.get_mut(sub as usize) else {
             return;
         };
         let backlog = sub
             .acks(&topic.state)
             .backlog(&topic.state.ledgers, topic.confirmed);
         let shared = sub.shared;
-        let Some(consumer) = sub.consumers.get_mut(*consumer as usize) else {
+        let Some(consumer) = sub.consumers.get_mut(consumer as usize) else {
             return;
         };
         let connected = SystemTime::UNIX_EPOCH + Duration::from_millis(consumer.connected_ms);
