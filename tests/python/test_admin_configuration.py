@@ -9,6 +9,8 @@ import uuid
 import pulsar
 import pytest
 
+from rawpulsar import RawConnection
+
 CONFIGURATION = "/admin/v2/brokers/configuration"
 NAMESPACE = "/admin/v2/namespaces/public/default"
 GROUPS = "/admin/v2/resourcegroups"
@@ -326,6 +328,71 @@ def test_values_survive_a_kill(make_broker):
     assert values == {name: "77", "defaultNumPartitions": "none"}
     running = json.loads(process.http(f"{CONFIGURATION}/runtime"))
     assert (running[name], running["defaultNumPartitions"], running["maxConsumerMetadataSize"]) == ("77", "1", "1024")
+    process.stop()
+
+
+@pytest.mark.vela_only
+def test_the_memory_limiter_follows_its_settings(call, setting, broker):
+    setting("maxMessagePublishBufferSizeInMB", "3")
+    assert broker.metric("vela_memory_limit_bytes") == 3 << 20
+    setting("maxMessagePublishBufferSizeInMB", "auto")
+    setting("bufferMemory", "400")
+    assert broker.metric("vela_buffer_memory_budget_bytes") == 400 << 20
+    assert broker.metric("vela_memory_limit_bytes") == 200 << 20
+    for said, meant in (("true", "enabled"), ("false", "auto"), ("tracking", "tracking"), ("disabled", "disabled")):
+        setting("inProgressRequestFrameMemoryLimitEnabled", said)
+        assert runtime(call, "inProgressRequestFrameMemoryLimitEnabled") == meant
+
+
+@pytest.mark.restart
+def test_the_log_level_changes_while_running(make_broker):
+    process = make_broker(arguments=["--log-level", "error"]).start()
+    path = f"{CONFIGURATION}/defaultNumPartitions"
+    process.http(f"{path}/3", method="POST")
+    assert "defaultNumPartitions" not in process.log()
+    process.http(f"{CONFIGURATION}/logLevel/info", method="POST")
+    process.http(f"{path}/4", method="POST")
+    assert 'setting="defaultNumPartitions" value="4" before="3"' in process.log()
+    process.stop()
+
+
+@pytest.mark.restart
+def test_the_connection_limit_changes_while_running(make_broker, topic):
+    process = make_broker().start()
+    process.http(f"{CONFIGURATION}/brokerMaxConnections/1", method="POST")
+    first = RawConnection(process.host, process.port)
+    first.connect()
+    second = RawConnection(process.host, process.port)
+    second.expect("ERROR", message="Reached the maximum number of connections")
+    process.http(f"{CONFIGURATION}/brokerMaxConnections", method="DELETE")
+    third = RawConnection(process.host, process.port)
+    third.connect()
+    for connection in (first, second, third):
+        connection.close()
+    process.stop()
+
+
+@pytest.mark.restart
+def test_rates_of_namespaces_and_groups_survive_a_kill(make_broker):
+    process = make_broker().start()
+
+    def send(method, path, body):
+        request = urllib.request.Request(process.admin + path, json.dumps(body).encode(), {"Content-Type": JSON}, method=method)
+        urllib.request.urlopen(request, timeout=10).close()
+
+    send("PUT", f"{GROUPS}/g", {"publishRateInMsgs": 50})
+    process.http(f"{NAMESPACE}/resourcegroup/g", method="POST")
+    process.kill()
+    process.start()
+    assert process.http(f"{NAMESPACE}/resourcegroup") == "g"
+    assert json.loads(process.http(f"{GROUPS}/g"))["publishRateInMsgs"] == 50
+    client = pulsar.Client(process.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = client.create_producer("after-the-kill", batching_enabled=False, send_timeout_millis=0)
+    publish_for(producer, 1)
+    assert publish_for(producer, 3) < 100
+    send("PUT", f"{GROUPS}/g", {"publishRateInMsgs": -1})
+    assert publish_for(producer, 1) > 400
+    client.close()
     process.stop()
 
 

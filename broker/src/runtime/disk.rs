@@ -163,7 +163,19 @@ impl SharedMeta {
     }
 }
 
+/// A core that ends goes by nothing any more, and nobody is to wait for it.
+impl Drop for MetaEnd {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
 impl MetaEnd {
+    /// Lets go of changes that come too late.
+    fn let_go(&self) {
+        self.changes.try_iter().for_each(drop);
+    }
+
     /// Hands a request in, or answers at once why not.
     fn request(&mut self, request: MetadataRequest, engine: &mut Engine, now: Now) {
         let MetadataRequest {
@@ -452,6 +464,7 @@ impl<W: Wal + 'static> Storage<Engine> for Disk<W> {
 
     fn poll(&mut self, engine: &mut Engine, now: Now) -> bool {
         if self.closed {
+            self.meta.let_go();
             return false;
         }
         let mut any = self.meta.poll(engine, now);

@@ -250,8 +250,11 @@ fn a_core_that_stands_still_is_counted_once() {
     let server = Server::start(1, 0);
     let mut client = server.connect();
     client.0.write_all(&encode(&[STALL, 14], &[])).unwrap();
+    let post = std::sync::Arc::clone(&server.cluster.post);
+    eventually("it is seen to stand still", || post.is_stalled(0));
     client.receive();
     assert_eq!(server.cluster.post.stalls(0), 1);
     client.call(ECHO, b"goes on");
+    eventually("it is seen to go on", || !post.is_stalled(0));
     server.stop();
 }
