@@ -90,6 +90,8 @@ pub struct Context {
     pub pending_bytes_limit: u64,
     /// Bytes of SENDs of this core's connections that are not answered.
     pub pending_bytes: u64,
+    /// They hold every connection of the core.
+    pub bytes_held: bool,
     /// Some publish rate limits something: each publish is charged before the next frame of its connection is handed on.
     pub rate_limited: bool,
     /// Where clients are sent.

@@ -109,6 +109,7 @@ impl Engine {
                 shards: config.shards,
                 pending_bytes_limit: 0,
                 pending_bytes: 0,
+                bytes_held: false,
                 rate_limited: false,
                 settings: Arc::clone(&config.settings),
                 service: config.service,

@@ -455,3 +455,50 @@ fn a_broken_disk_refuses_the_sends_of_a_producer_before_the_producer() {
     );
     assert!(world.is_open(client.peer));
 }
+
+/// Bytes of unanswered SENDs hold every connection of the core, those that come later too, and let all go at half.
+#[test]
+fn publish_bytes_hold_a_core_and_release_it() {
+    let mut config = WorldConfig {
+        cores: 1,
+        shards: 1,
+        ..WorldConfig::default()
+    };
+    config.settings.max_message_publish_buffer_bytes = 8192;
+    let mut world = World::new(config);
+    let mut first = Client::connect(&mut world, 0);
+    first.producer(&mut world, "t", 1);
+    let mut second = Client::connect(&mut world, 0);
+    second.producer(&mut world, "u", 1);
+    world.disk_paused = true;
+    let text = "x".repeat(1000);
+    for n in 0..40 {
+        first.send(&mut world, 1, n, &text);
+        world.run_until_idle();
+    }
+    // A newcomer gets its CONNECTED, and waits then.
+    let third = Client::connect(&mut world, 0).peer;
+    for peer in [first.peer, second.peer, third] {
+        assert!(
+            !world.wants_frames(peer),
+            "{peer:?} is held for the bytes of another"
+        );
+    }
+    assert_eq!(
+        world.engine(0).held()[vela_limiter::Reason::PendingBytes as usize],
+        3
+    );
+    second.send(&mut world, 1, 0, "waits");
+    world.disk_paused = false;
+    world.run_until_idle();
+    for n in 0..40 {
+        assert_eq!(first.receipt(&mut world).0, n);
+    }
+    assert_eq!(second.receipt(&mut world).0, 0);
+    assert!(world.wants_frames(third));
+    assert_eq!(
+        world.engine(0).held()[vela_limiter::Reason::PendingBytes as usize],
+        0
+    );
+    assert_eq!(world.retained_bytes(), 0);
+}

@@ -173,8 +173,6 @@ pub(super) struct Sessions {
     /// Next keep-alive or probe deadline per session. An entry that no longer fits is skipped when it comes up.
     timers: BTreeSet<(u64, u32, u32)>,
     /// Metadata requests under way: whose they are.
-    /// The bytes of unanswered SENDs hold every connection of the core.
-    bytes_held: bool,
     creations: BTreeMap<u64, (SessionRef, u64, String, u32)>,
     next_token: u64,
     connected: usize,

@@ -206,22 +206,25 @@ impl Sessions {
     /// limit is gone or higher now, they go on.
     pub(in crate::engine) fn reconsider_bytes(&mut self, cx: &mut Context, now: Now) {
         let limit = cx.pending_bytes_limit;
-        if self.bytes_held && (limit == 0 || cx.pending_bytes <= limit / 2) {
-            self.hold_bytes(false);
+        if cx.bytes_held && (limit == 0 || cx.pending_bytes <= limit / 2) {
+            self.hold_bytes(cx, false);
             for slot in &mut self.slots {
                 if let Some(session) = slot.session.as_deref_mut() {
                     Self::settle(session, cx, now);
                 }
             }
-        } else if !self.bytes_held && limit > 0 && cx.pending_bytes > limit {
-            self.hold_bytes(true);
+        } else if !cx.bytes_held && limit > 0 && cx.pending_bytes > limit {
+            self.hold_bytes(cx, true);
         }
     }
 
-    fn hold_bytes(&mut self, held: bool) {
-        self.bytes_held = held;
+    fn hold_bytes(&mut self, cx: &mut Context, held: bool) {
+        cx.bytes_held = held;
         for slot in &mut self.slots {
-            if let Some(session) = slot.session.as_deref_mut() {
+            // The handshake is done in any case; CONNECT takes the hold over.
+            if let Some(session) = slot.session.as_deref_mut()
+                && session.stage != Stage::Start
+            {
                 session.follow_pending_bytes(held);
             }
         }
