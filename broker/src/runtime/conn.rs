@@ -463,7 +463,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         }
         let mut ends: Vec<PollFd<'_>> = held
             .iter()
-            .map(|(_, stream)| PollFd::from_borrowed_fd(raw::descriptor(*stream), PollFlags::RDHUP))
+            .map(|(_, stream)| PollFd::from_borrowed_fd(raw::descriptor(stream), PollFlags::RDHUP))
             .collect();
         // An error leaves them to the next look.
         let _ = poll(&mut ends, Some(&Timespec::default()));
