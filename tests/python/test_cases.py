@@ -615,6 +615,89 @@ def test_acks_with_many_holes_and_parts_of_batches_survive_a_restart(make_broker
         raw.expect_silence(0.1)
 
 
+def test_flow_for_an_unknown_consumer_and_too_much_of_it_touch_nobody_else(raw, topic):
+    """apache/pulsar#10506, #10507. (FLOW of 0 closes the connection, as Apache Pulsar does: test_dispatch.py.)"""
+    raw.subscribe(topic, "one", "Shared", consumer_id=1)
+    raw.subscribe(topic, "two", "Shared", consumer_id=2)
+    raw.producer(topic)
+    raw.flow(5, consumer_id=99)
+    for _ in range(3):
+        raw.flow(2**31 - 1, consumer_id=2)
+    raw.flow(10, consumer_id=1)
+    raw.expect_alive()
+    got = collections.Counter()
+    for number in range(20):
+        entry = entry_bytes(b"%d" % number, sequence_id=number)
+        raw.write(send_frame(entry, producer_id=1, sequence_id=number, num_messages=1))
+    while got["SEND_RECEIPT"] < 20 or got[1] < 10 or got[2] < 20:
+        frame = raw.next(5)
+        got[frame["consumer_id"] if frame.type == "MESSAGE" else frame.type] += 1
+    raw.expect_silence(0.2)
+    assert (got[1], got[2]) == (10, 20)
+    # (One that overflowed would be negative.)
+    assert raw.stats(1)["availablePermits"] == 0
+    assert raw.stats(2)["availablePermits"] > 0
+
+
+@pytest.mark.restart
+def test_idle_half_open_and_reset_connections_stop_neither_old_clients_nor_new_ones(make_broker, topic):
+    """apache/pulsar#14826, #22894: out of file descriptors the broker accepted nobody any more, even after the flood."""
+    process = make_broker()
+    process.command = ["sh", "-c", 'ulimit -n 400; exec "$@"', "sh", *process.command]
+    process.start()
+    files = Path(f"/proc/{process.process.pid}/fd")
+
+    with RawConnection(process.host, process.port) as producer:
+        producer.connect()
+        producer.producer(topic)
+        producer.publish(b"before")
+        base = len(list(files.iterdir()))
+
+        def works_again():
+            """The old producer does all the time, a new client at the latest after five seconds."""
+            producer.publish(b"during")
+            end = time.monotonic() + 5
+            while True:
+                try:
+                    with RawConnection(process.host, process.port, timeout=1) as fresh:
+                        fresh.connect()
+                        return
+                except (AssertionError, ConnectionClosed, OSError):
+                    assert time.monotonic() < end, "nobody can connect after the flood"
+                    time.sleep(0.05)
+
+        for connects in (False, True):
+            flood = []
+            for _ in range(600):
+                sock = socket.socket()
+                sock.setblocking(False)
+                sock.connect_ex((process.host, process.port))
+                flood.append(sock)
+            if connects:
+                for sock in flood[:300]:
+                    try:
+                        sock.send(command_frame("CONNECT", client_version="silent", protocol_version=21))
+                    except OSError:
+                        pass
+            for number in range(10):
+                producer.publish(b"%d" % number)
+                time.sleep(0.02)
+            assert len(list(files.iterdir())) <= 400
+            for sock in flood:
+                sock.close()
+            works_again()
+        for _ in range(2000):
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.connect_ex((process.host, process.port))
+        works_again()
+        end = time.monotonic() + 5
+        while len(list(files.iterdir())) > base + 10:
+            assert time.monotonic() < end, (len(list(files.iterdir())), base)
+            time.sleep(0.05)
+    assert process.stop() == 0
+
+
 @pytest.mark.restart
 @pytest.mark.parametrize("zeros", [1, 100, 4096, 10_000])
 def test_zeros_behind_the_log_swallow_nothing_that_is_written_next(make_broker, topic, zeros):

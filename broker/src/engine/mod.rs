@@ -166,6 +166,7 @@ impl Engine {
     pub fn configure(&mut self, settings: Arc<Settings>, now: Now) {
         self.cx.configure(settings);
         self.sessions.reconsider_bytes(&mut self.cx, now);
+        self.sessions.reconsider_requests(&mut self.cx, now);
         self.topics.reconfigure(&mut self.cx, now);
     }
 

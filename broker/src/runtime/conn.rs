@@ -6,10 +6,11 @@
 use super::core::Core;
 use super::guests::Ticket;
 use super::memory::{Inbound, Source};
-use super::port::{ConnId, CoreEngine, Now, Output, Storage};
+use super::port::{ConnId, CoreEngine, Now, Output, ReadRule, Storage};
 use super::raw;
 use futures_io::{AsyncRead, AsyncWrite};
 use glommio::net::TcpStream;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -438,6 +439,42 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             self.drop_conn(key, now);
         } else {
             self.note_inbound(key, now);
+        }
+    }
+
+    /// Ends connections whose peer is gone while a rate holds them: what waits is as much as is read ahead, so that no
+    /// read finds the end of the stream. What they sent and nobody has processed is dropped, as it is behind a read
+    /// that does find it: nothing of it was acknowledged.
+    pub(super) fn drop_leavers(&mut self, now: Now) {
+        let engine = &mut self.engine;
+        let held: Vec<(usize, &TcpStream)> = self
+            .conns
+            .iter()
+            .filter(|(_, conn)| {
+                conn.state == State::Open
+                    && conn
+                        .id
+                        .is_some_and(|id| engine.read_rule(id) == ReadRule::Ahead)
+            })
+            .map(|(key, conn)| (key, &conn.stream))
+            .collect();
+        if held.is_empty() {
+            return;
+        }
+        let mut ends: Vec<PollFd<'_>> = held
+            .iter()
+            .map(|(_, stream)| PollFd::from_borrowed_fd(raw::descriptor(stream), PollFlags::RDHUP))
+            .collect();
+        // An error leaves them to the next look.
+        let _ = poll(&mut ends, Some(&Timespec::default()));
+        let gone: Vec<usize> = held
+            .iter()
+            .zip(&ends)
+            .filter(|(_, end)| !end.revents().is_empty())
+            .map(|((key, _), _)| *key)
+            .collect();
+        for key in gone {
+            self.drop_conn(key, now);
         }
     }
 

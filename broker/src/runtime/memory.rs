@@ -488,12 +488,13 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         true
     }
 
-    /// For the heartbeat: reports what the engine holds, and ends frames that stand still.
+    /// For the heartbeat: reports what the engine holds, ends frames that stand still, and connections that are gone.
     pub(super) fn watch_memory(&mut self, now: Now) {
         if now.ms < self.memory.watch_ms {
             return;
         }
         self.memory.watch_ms = now.ms + WATCH_MS;
+        self.drop_leavers(now);
         let held = self.engine.buffer_memory();
         self.memory.report(held);
         let unfinished = self

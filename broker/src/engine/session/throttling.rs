@@ -112,8 +112,14 @@ impl Session {
     pub(super) fn answered(&mut self, cx: &mut Context) -> bool {
         self.pending_publishes = self.pending_publishes.saturating_sub(1);
         self.touch(cx);
+        self.release_requests(cx)
+    }
+
+    /// Goes on when few enough SENDs are unanswered: half of the limit, or any number when there is none. True if it may because of that.
+    fn release_requests(&mut self, cx: &Context) -> bool {
         let limit = cx.settings.max_pending_publish_requests_per_connection;
-        if self.holds.pending_requests.is_on() && self.pending_publishes <= limit / 2 {
+        let few = limit == 0 || self.pending_publishes <= limit / 2;
+        if self.holds.pending_requests.is_on() && few {
             let holds = &mut self.holds;
             let free =
                 holds
@@ -215,6 +221,17 @@ impl Sessions {
             }
         } else if !cx.bytes_held && limit > 0 && cx.pending_bytes > limit {
             self.hold_bytes(cx, true);
+        }
+    }
+
+    /// The same for the number of each connection's unanswered SENDs, when its limit has changed.
+    pub(in crate::engine) fn reconsider_requests(&mut self, cx: &mut Context, now: Now) {
+        for slot in &mut self.slots {
+            if let Some(session) = slot.session.as_deref_mut()
+                && session.release_requests(cx)
+            {
+                Self::settle(session, cx, now);
+            }
         }
     }
 
