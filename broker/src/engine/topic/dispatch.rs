@@ -9,7 +9,6 @@ use vela_codec::entry::Entry;
 
 use super::chunks::Chunk;
 use super::lanes::LaneSeat;
-use super::openings::ConsumerSeat;
 use super::subscription::{Held, Subscription};
 use super::{Topic, Topics};
 use crate::engine::context::Context;
@@ -198,58 +197,27 @@ impl Topics {
     }
 
     /// FLOW: credit in messages.
-    pub(super) fn flow(&mut self, cx: &mut Context, client: ClientRef, permits: u32) {
-        let Some(ConsumerSeat {
-            topic,
-            sub,
-            consumer,
-        }) = self.consumer_seat(client)
-        else {
+    pub(super) fn flow(&mut self, client: ClientRef, permits: u32) {
+        let Some((slot, consumer)) = self.consumer_mut(client) else {
             return;
         };
-        let Some(topic) = self.topics.get_mut(topic as usize) else {
-            return;
-        };
-        let Some(entry) = topic
-            .subs
-            .get_mut(sub as usize)
-            .and_then(|sub| sub.consumers.get_mut(consumer as usize))
-        else {
-            return;
-        };
-        if entry.blocked {
-            entry.parked += i64::from(permits);
+        if consumer.blocked {
+            consumer.parked += i64::from(permits);
         } else {
-            entry.permits += i64::from(permits);
+            consumer.permits += i64::from(permits);
         }
-        let _ = cx;
-        topic.mark_dirty(&mut self.dirty);
+        self.mark(slot);
     }
 
     /// The session has written delivered bytes: the consumer may be sent more.
     pub(super) fn written(&mut self, client: ClientRef, bytes: u32) {
-        let Some(ConsumerSeat {
-            topic,
-            sub,
-            consumer,
-        }) = self.consumer_seat(client)
-        else {
+        let Some((slot, consumer)) = self.consumer_mut(client) else {
             return;
         };
-        let Some(topic) = self.topics.get_mut(topic as usize) else {
-            return;
-        };
-        let Some(entry) = topic
-            .subs
-            .get_mut(sub as usize)
-            .and_then(|sub| sub.consumers.get_mut(consumer as usize))
-        else {
-            return;
-        };
-        let was_full = entry.unwritten >= entry.window;
-        entry.unwritten = entry.unwritten.saturating_sub(bytes as usize);
-        if was_full && entry.available() {
-            topic.mark_dirty(&mut self.dirty);
+        let was_full = consumer.unwritten >= consumer.window;
+        consumer.unwritten = consumer.unwritten.saturating_sub(bytes as usize);
+        if was_full && consumer.available() {
+            self.mark(slot);
         }
     }
 }

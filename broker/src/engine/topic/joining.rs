@@ -180,26 +180,11 @@ impl Topics {
 
     /// A consumer's SUBSCRIBE is answered now; messages may follow. False if it was closed in the meantime.
     pub(super) fn consumer_opened(&mut self, client: ClientRef) -> bool {
-        let Some(ConsumerSeat {
-            topic,
-            sub,
-            consumer,
-        }) = self.consumer_seat(client)
-        else {
-            return false;
-        };
-        let Some(topic) = self.topics.get_mut(topic as usize) else {
-            return false;
-        };
-        let Some(consumer) = topic
-            .subs
-            .get_mut(sub as usize)
-            .and_then(|sub| sub.consumers.get_mut(consumer as usize))
-        else {
+        let Some((slot, consumer)) = self.consumer_mut(client) else {
             return false;
         };
         consumer.opened = true;
-        topic.mark_dirty(&mut self.dirty);
+        self.mark(slot);
         true
     }
 

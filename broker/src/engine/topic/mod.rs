@@ -285,7 +285,7 @@ impl Topics {
                     cx.post(session.core, free);
                 }
             }
-            Message::Flow { client, permits } => self.flow(cx, client, permits),
+            Message::Flow { client, permits } => self.flow(client, permits),
             Message::Ack {
                 client,
                 ids,

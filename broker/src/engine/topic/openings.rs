@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use vela_proto::ServerError;
 
 use super::Topics;
+use super::subscription::Consumer;
 use crate::engine::context::Context;
 use crate::engine::message::{
     ClientRef, Message, OpenConsumer, OpenProducer, SeekTarget, SendId, SessionRef,
@@ -68,6 +69,22 @@ impl Topics {
         match self.clients.get(&client.key()) {
             Some(Seat::Consumer(seat)) => Some(*seat),
             _ => None,
+        }
+    }
+
+    /// A consumer, and the slot of its topic.
+    pub(super) fn consumer_mut(&mut self, client: ClientRef) -> Option<(u32, &mut Consumer)> {
+        let seat = self.consumer_seat(client)?;
+        let topic = self.topics.get_mut(seat.topic as usize)?;
+        let sub = topic.subs.get_mut(seat.sub as usize)?;
+        let consumer = sub.consumers.get_mut(seat.consumer as usize)?;
+        Some((seat.topic, consumer))
+    }
+
+    /// Has a topic looked at before the turn ends.
+    pub(super) fn mark(&mut self, slot: u32) {
+        if let Some(topic) = self.topics.get_mut(slot as usize) {
+            topic.mark_dirty(&mut self.dirty);
         }
     }
 
