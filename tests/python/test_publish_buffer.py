@@ -43,7 +43,7 @@ def slow_broker(make_broker):
     started = []
 
     def make(millis, *arguments):
-        process = make_broker(arguments=["--fault-sync-delay-millis", str(millis), "--fault-sync-delay-seconds", "4", *arguments]).start()
+        process = make_broker(cores=1, arguments=["--fault-sync-delay-millis", str(millis), "--fault-sync-delay-seconds", "4", *arguments]).start()
         started.append(process)
         return process
 
