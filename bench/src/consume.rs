@@ -470,11 +470,7 @@ pub(crate) struct ConsumeReport {
 
 impl Report for ConsumeReport {
     fn rows(&self, table: &mut Table) {
-        let verdict = self
-            .fault
-            .as_deref()
-            .map(|fault| format!("INVALID: {fault}"));
-        table.row("run", verdict.unwrap_or_else(|| "valid".into()));
+        table.verdict(self.fault.as_deref());
         table.row(
             "load",
             format!(

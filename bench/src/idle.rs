@@ -43,11 +43,7 @@ struct IdleRss {
 
 impl Report for IdleReport {
     fn rows(&self, table: &mut Table) {
-        let verdict = self
-            .fault
-            .as_deref()
-            .map(|fault| format!("INVALID: {fault}"));
-        table.row("run", verdict.unwrap_or_else(|| "valid".into()));
+        table.verdict(self.fault.as_deref());
         table.row("connections", grouped(self.connections as f64));
         table.row("connected in", format!("{:.2} s", self.connect_seconds));
         table.row(

@@ -259,11 +259,7 @@ struct Delivered {
 
 impl Report for PublishReport {
     fn rows(&self, table: &mut Table) {
-        let verdict = self
-            .fault
-            .as_deref()
-            .map(|fault| format!("INVALID: {fault}"));
-        table.row("run", verdict.unwrap_or_else(|| "valid".into()));
+        table.verdict(self.fault.as_deref());
         let rate = self.rate.map_or_else(
             || "as fast as the window allows".into(),
             |rate| format!("{rate} messages/s, open loop"),

@@ -33,6 +33,12 @@ impl Table {
         self.0.push((name.into(), value.into()));
     }
 
+    /// Whether the run counts, and if not, why.
+    pub(crate) fn verdict(&mut self, fault: Option<&str>) {
+        let verdict = fault.map(|fault| format!("INVALID: {fault}"));
+        self.row("run", verdict.unwrap_or_else(|| "valid".into()));
+    }
+
     /// Rates and costs of a number of messages.
     pub(crate) fn work(&mut self, work: &Work) {
         self.row("messages", grouped(work.messages as f64));

@@ -62,8 +62,6 @@ pub struct Settings {
     pub managed_ledger_max_ledger_rollover_time_ms: u64,
     /// Size at which a ledger is closed, bytes.
     pub managed_ledger_max_size_per_ledger: u64,
-    /// Connections of this core; 0 = no limit.
-    pub max_connections: u32,
     /// Metadata of a consumer (names and values), bytes.
     pub max_consumer_metadata_size: u32,
     /// Entries a Shared consumer gets in one turn.
@@ -95,7 +93,6 @@ impl Default for Settings {
             managed_ledger_max_entries_per_ledger: 50_000,
             managed_ledger_max_ledger_rollover_time_ms: 4 * 3600 * 1000,
             managed_ledger_max_size_per_ledger: 2 << 30,
-            max_connections: 0,
             max_consumer_metadata_size: 1024,
             dispatcher_max_round_robin_batch_size: 20,
             checkpoint_interval_bytes: 128 << 20,

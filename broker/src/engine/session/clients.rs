@@ -161,24 +161,18 @@ impl Session {
     }
 
     pub(super) fn close_producer(&mut self, cx: &mut Context, id: u64, request_id: u64) {
-        match self.producers.get_mut(&id) {
-            Some(client) if !matches!(client.state, ClientState::Closing) => {
-                client.state = ClientState::Closing;
-                let client_ref = ClientRef {
-                    session: self.me,
-                    incarnation: client.incarnation,
-                    id,
-                };
-                cx.post(
-                    client.core,
-                    Message::CloseProducer {
-                        client: client_ref,
-                        request_id: Some(request_id),
-                    },
-                );
-            }
-            _ => self.send(cx, &reply::success(request_id)),
-        }
+        let client = self.producers.get_mut(&id);
+        let Some(client) = client.and_then(Client::begin_close) else {
+            return self.send(cx, &reply::success(request_id));
+        };
+        let core = client.core;
+        let client = ClientRef {
+            session: self.me,
+            incarnation: client.incarnation,
+            id,
+        };
+        let request_id = Some(request_id);
+        cx.post(core, Message::CloseProducer { client, request_id });
     }
 
     pub(super) fn open_consumer(
@@ -256,24 +250,18 @@ impl Session {
     }
 
     pub(super) fn close_consumer(&mut self, cx: &mut Context, id: u64, request_id: u64) {
-        match self.consumers.get_mut(&id) {
-            Some(client) if !matches!(client.state, ClientState::Closing) => {
-                client.state = ClientState::Closing;
-                let client_ref = ClientRef {
-                    session: self.me,
-                    incarnation: client.incarnation,
-                    id,
-                };
-                cx.post(
-                    client.core,
-                    Message::CloseConsumer {
-                        client: client_ref,
-                        request_id: Some(request_id),
-                    },
-                );
-            }
-            _ => self.send(cx, &reply::success(request_id)),
-        }
+        let client = self.consumers.get_mut(&id);
+        let Some(client) = client.and_then(Client::begin_close) else {
+            return self.send(cx, &reply::success(request_id));
+        };
+        let core = client.core;
+        let client = ClientRef {
+            session: self.me,
+            incarnation: client.incarnation,
+            id,
+        };
+        let request_id = Some(request_id);
+        cx.post(core, Message::CloseConsumer { client, request_id });
     }
 
     /// A topic says what became of a producer or consumer.

@@ -8,7 +8,6 @@ use super::{ClientState, Session, Stage};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, SeekTarget};
 use crate::engine::reply;
-use crate::engine::time::Now;
 use crate::store::log::Position;
 
 /// The newest protocol version this broker knows.
@@ -19,7 +18,7 @@ const SERVER_VERSION: &str = concat!("Pulsar Server (Vela ", env!("CARGO_PKG_VER
 const NO_CONSUMER: &str = "Consumer not found on this connection";
 
 impl Session {
-    pub(super) fn command(&mut self, cx: &mut Context, kind: Type, frame: Frame, now: Now) {
+    pub(super) fn command(&mut self, cx: &mut Context, kind: Type, frame: Frame) {
         let Ok(command) = decode_command(frame.command()) else {
             return self.protocol_error(cx);
         };
@@ -57,11 +56,11 @@ impl Session {
                 }
             }
             Type::AuthResponse => self.unexpected_auth(cx, command.auth_response),
-            _ => self.question(cx, kind, command, now),
+            _ => self.question(cx, kind, command),
         }
     }
 
-    fn question(&mut self, cx: &mut Context, kind: Type, command: BaseCommand, now: Now) {
+    fn question(&mut self, cx: &mut Context, kind: Type, command: BaseCommand) {
         match kind {
             Type::PartitionedMetadata => {
                 if let Some(question) = command.partition_metadata {
@@ -119,7 +118,6 @@ impl Session {
                 Unsupported::NotServed => self.protocol_error(cx),
             },
         }
-        let _ = now;
     }
 
     fn connect(&mut self, cx: &mut Context, connect: &proto::CommandConnect) {

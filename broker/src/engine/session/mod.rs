@@ -56,6 +56,14 @@ struct Client {
     state: ClientState,
 }
 
+impl Client {
+    /// The client closes it. `None` if it did so before.
+    fn begin_close(&mut self) -> Option<&Self> {
+        let before = std::mem::replace(&mut self.state, ClientState::Closing);
+        (!matches!(before, ClientState::Closing)).then_some(self)
+    }
+}
+
 /// A GET_TOPICS_OF_NAMESPACE that is still open.
 #[derive(Debug)]
 struct Listing {
@@ -290,7 +298,7 @@ impl Sessions {
             (Stage::Connected, Type::Send) => session.publish(cx, frame, now),
             (Stage::Connected, Type::Flow) => session.flow(cx, &frame),
             (Stage::Connected, Type::Ack) => session.ack(cx, &frame),
-            _ => session.command(cx, kind, frame, now),
+            _ => session.command(cx, kind, frame),
         }
     }
 

@@ -210,7 +210,6 @@ impl Topics {
         client: ClientRef,
         ids: Option<Vec<Position>>,
         epoch: Option<u64>,
-        _now: Now,
     ) {
         let Some(ConsumerSeat {
             topic,

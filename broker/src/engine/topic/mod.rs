@@ -301,9 +301,7 @@ impl Topics {
             Message::CloseConsumer { client, request_id } => {
                 self.close_consumer(cx, client, request_id, now)
             }
-            Message::Redeliver { client, ids, epoch } => {
-                self.redeliver(cx, client, ids, epoch, now)
-            }
+            Message::Redeliver { client, ids, epoch } => self.redeliver(cx, client, ids, epoch),
             Message::Unsubscribe {
                 client,
                 request_id,
