@@ -143,6 +143,17 @@ pub enum SeekTarget {
     PublishTime(u64),
 }
 
+/// Why a topic could not be terminated.
+#[derive(Copy, Clone, Eq, PartialEq, Debug, thiserror::Error)]
+pub enum TerminateError {
+    /// There is no such topic.
+    #[error("the topic does not exist")]
+    NotFound,
+    /// The log cannot be written, now and until the broker is restarted.
+    #[error("the log cannot be written; the broker's own log names the cause")]
+    Log,
+}
+
 /// One entry on its way to a consumer.
 #[derive(Debug)]
 pub struct Delivery {
@@ -243,6 +254,20 @@ pub enum Message {
         request_id: u64,
         namespace: String,
     },
+    /// End a topic. Answered by [`Message::Terminated`] to core `from`.
+    Terminate {
+        from: CoreId,
+        token: u64,
+        topic: TopicName,
+    },
+
+    // Topic to core.
+    /// Answer to [`Message::Terminate`], once it is durable: the topic's last position, or why it did not end.
+    Terminated {
+        token: u64,
+        topic: TopicName,
+        result: Result<Position, TerminateError>,
+    },
 
     // Topic to session.
     /// The producer is open.
@@ -290,6 +315,8 @@ pub enum Message {
         request_id: Option<u64>,
         by_broker: bool,
     },
+    /// The consumer has everything that a finished topic has.
+    EndOfTopic { client: ClientRef },
     /// ACK_RESPONSE.
     Acked {
         client: ClientRef,
@@ -347,6 +374,7 @@ impl Message {
                 | Message::ConsumerOpened { .. }
                 | Message::ConsumerRefused { .. }
                 | Message::ConsumerClosed { .. }
+                | Message::EndOfTopic { .. }
                 | Message::Acked { .. }
                 | Message::Disconnect { .. }
                 | Message::Deliver { .. }

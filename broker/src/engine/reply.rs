@@ -68,6 +68,13 @@ pub(crate) fn close_producer(producer_id: u64) -> BaseCommand {
     }
 }
 
+pub(crate) fn end_of_topic(consumer_id: u64) -> BaseCommand {
+    BaseCommand {
+        reached_end_of_topic: Some(proto::CommandReachedEndOfTopic { consumer_id }),
+        ..base(Type::ReachedEndOfTopic)
+    }
+}
+
 pub(crate) fn close_consumer(consumer_id: u64) -> BaseCommand {
     BaseCommand {
         close_consumer: Some(proto::CommandCloseConsumer {

@@ -15,6 +15,8 @@ const AUTO_CONSUME: i32 = proto::schema::Type::AutoConsume as i32;
 /// Longest name of a subscription, producer or consumer, bytes, as for topics: a bound on what one name can hold in memory, and on
 /// what a short question can be answered with.
 const MAX_NAME: usize = 4096;
+/// Since this protocol version a peer understands REACHED_END_OF_TOPIC.
+const END_OF_TOPIC_VERSION: i32 = 9;
 /// Most bytes of the properties of a subscription.
 const MAX_PROPERTIES: usize = 64 << 10;
 
@@ -349,6 +351,11 @@ impl Session {
                 }
                 self.out.encode(|buf| encode::success(buf, request_id));
                 self.touch(cx);
+            }
+            Message::EndOfTopic { .. }
+                if current(&self.consumers) && self.version >= END_OF_TOPIC_VERSION =>
+            {
+                self.send(cx, &reply::end_of_topic(id));
             }
             Message::ConsumerRefused {
                 request_id,

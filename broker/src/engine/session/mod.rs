@@ -481,7 +481,8 @@ impl Sessions {
             | Message::NoSuchProducer { client }
             | Message::ConsumerOpened { client, .. }
             | Message::ConsumerRefused { client, .. }
-            | Message::ConsumerClosed { client, .. } => *client,
+            | Message::ConsumerClosed { client, .. }
+            | Message::EndOfTopic { client } => *client,
             _ => return,
         };
         let Some(session) = self.find(client.session) else {

@@ -12,6 +12,7 @@ mod producer;
 pub(super) mod rates;
 mod stats;
 mod subscription;
+mod terminate;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -55,6 +56,10 @@ pub(super) struct Topic {
     /// Questions that need entries which are not in memory.
     operations: Vec<Operation>,
     names_made: u64,
+    /// It was terminated, and that is durable.
+    ended: bool,
+    /// Subscriptions whose consumers know that nothing more comes.
+    end_told: BTreeSet<u32>,
     pub(super) messages_in: u64,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
@@ -78,6 +83,8 @@ impl Topic {
             sub_names: BTreeMap::new(),
             operations: Vec::new(),
             names_made: 0,
+            ended: state.terminated.is_some(),
+            end_told: BTreeSet::new(),
             messages_in: 0,
             rate: None,
             group: None,
@@ -285,7 +292,10 @@ impl Topics {
                     cx.post(session.core, free);
                 }
             }
-            Message::Flow { client, permits } => self.flow(client, permits),
+            Message::Flow { client, permits } => {
+                self.flow(client, permits);
+                self.end_on_flow(cx, client);
+            }
             Message::Ack {
                 client,
                 ids,
@@ -319,6 +329,10 @@ impl Topics {
                 self.consumer_stats(cx, client, request_id, now)
             }
             Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
+            Message::Terminate { from, token, topic } => self.terminate(cx, from, token, topic),
+            Message::Terminated { token, result, .. } => {
+                cx.effects.terminated.push((token, result));
+            }
             Message::FindTopic {
                 session,
                 request_id,
@@ -404,6 +418,7 @@ impl Topics {
                 topic.dirty = false;
                 self.poll_operations(cx, slot, now);
                 self.dispatch(cx, slot, now);
+                self.announce_ends(cx, slot);
             }
         }
         // Keeps the allocation; a topic that was marked meanwhile is looked at in the next round.

@@ -4,6 +4,7 @@ use vela_codec::Frame;
 use vela_proto::ServerError;
 
 use super::lanes::Pending;
+use super::terminate::TERMINATED;
 use super::{ProbeFor, Seat, Topics, subscription};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenProducer, SendId};
@@ -150,12 +151,8 @@ impl Topics {
         };
         let refused = refused
             .or_else(|| {
-                topic.state.terminated.map(|_| {
-                    (
-                        ServerError::TopicTerminatedError,
-                        "the topic was terminated",
-                    )
-                })
+                let terminated = (ServerError::TopicTerminatedError, TERMINATED);
+                topic.state.terminated.map(|_| terminated)
             })
             .or_else(|| seat.refusal());
         if refused.is_none()
@@ -329,6 +326,38 @@ impl Topics {
         }
     }
 
+    /// Closes producers from this side and tells their clients.
+    pub(super) fn expel_producers(
+        &mut self,
+        cx: &mut Context,
+        slot: u32,
+        which: impl Fn(&Producer) -> bool,
+    ) {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
+        let gone: Vec<u32> = topic
+            .producers
+            .iter()
+            .filter(|(_, producer)| which(producer))
+            .map(|(index, _)| index as u32)
+            .collect();
+        for index in gone {
+            let Some(producer) = topic.remove_producer(index) else {
+                continue;
+            };
+            let client = producer.client;
+            self.clients.remove(&client.key());
+            // One that its client is closing just gets its answer.
+            let message = Message::ProducerClosed {
+                client,
+                request_id: producer.closing,
+                by_broker: producer.closing.is_none(),
+            };
+            cx.post(client.session.core, message);
+        }
+    }
+
     /// CLOSE_PRODUCER waits for what the producer has sent; a lost connection does not.
     pub(super) fn close_producer(
         &mut self,
@@ -362,12 +391,12 @@ impl Topics {
 }
 
 impl super::Topic {
-    fn remove_producer(&mut self, index: u32) {
-        if let Some(gone) = self.producers.try_remove(index as usize)
-            && self.producer_names.get(&gone.name) == Some(&index)
-        {
+    fn remove_producer(&mut self, index: u32) -> Option<Producer> {
+        let gone = self.producers.try_remove(index as usize)?;
+        if self.producer_names.get(&gone.name) == Some(&index) {
             self.producer_names.remove(&gone.name);
         }
+        Some(gone)
     }
 
     /// Opens a ledger where there is none, or a new one where the current one is full, large or old.
