@@ -69,6 +69,30 @@ impl SendId {
     }
 }
 
+/// What a SEND says of itself that matters for limits and deduplication.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum SendKind {
+    /// A message or a batch.
+    Message,
+    /// A part of a message that is too large for one entry.
+    Chunk,
+    /// Not for consumers.
+    Marker,
+}
+
+/// How a producer shares its topic (PIP-68).
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum AccessMode {
+    /// With others.
+    Shared,
+    /// Alone, or not at all.
+    Exclusive,
+    /// Alone; it waits until it can.
+    WaitForExclusive,
+    /// Alone; whoever is there is fenced.
+    ExclusiveWithFencing,
+}
+
 /// The fields of PRODUCER that a topic looks at.
 #[derive(Debug)]
 pub struct OpenProducer {
@@ -80,6 +104,20 @@ pub struct OpenProducer {
     pub name: Option<String>,
     /// Rises with every reconnect of the client.
     pub epoch: u64,
+    /// How it shares the topic.
+    pub access: AccessMode,
+    /// The topic's epoch when it had the topic for itself before.
+    pub topic_epoch: Option<u64>,
+    /// It promises to encrypt its messages.
+    pub encrypted: bool,
+    /// The client's user chose the name.
+    pub user_named: bool,
+    /// Kept for statistics.
+    pub metadata: Vec<(String, String)>,
+    /// `host:port` of the client.
+    pub address: String,
+    /// Wall clock when it asked, milliseconds since 1970.
+    pub asked_ms: u64,
     /// The topic may be created.
     pub create: bool,
     /// A subscription to create from the earliest message, if it is missing.
@@ -187,6 +225,7 @@ pub enum Message {
     Publish {
         send: SendId,
         num_messages: u32,
+        kind: SendKind,
         /// The session holds itself for [`Reason::TopicRate`] until the publish is charged: to be released once.
         awaits: bool,
         refused: Option<(ServerError, &'static str)>,
@@ -276,6 +315,13 @@ pub enum Message {
         request_id: u64,
         name: String,
         last_sequence_id: i64,
+        topic_epoch: Option<u64>,
+    },
+    /// The producer waits for its turn; [`Message::ProducerOpened`] follows, or a refusal.
+    ProducerQueued {
+        client: ClientRef,
+        request_id: u64,
+        name: String,
     },
     /// The producer was refused.
     ProducerRefused {
@@ -366,6 +412,7 @@ impl Message {
         matches!(
             self,
             Message::ProducerOpened { .. }
+                | Message::ProducerQueued { .. }
                 | Message::ProducerRefused { .. }
                 | Message::ProducerClosed { .. }
                 | Message::Receipt { .. }

@@ -181,6 +181,7 @@ impl Topics {
                 let asker = match &message {
                     Message::Acked { client, .. }
                     | Message::ProducerOpened { client, .. }
+                    | Message::ProducerQueued { client, .. }
                     | Message::ConsumerOpened { client, .. } => Some(client.session),
                     Message::Reply { session, .. } => Some(*session),
                     _ => None,
@@ -233,6 +234,9 @@ impl Topics {
                 error: Some((ERROR, BROKEN)),
             },
             Message::ProducerOpened {
+                client, request_id, ..
+            }
+            | Message::ProducerQueued {
                 client, request_id, ..
             } => {
                 self.close_producer(cx, client, None);

@@ -10,6 +10,7 @@ use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, CoreId, Message, TerminateError};
 use crate::engine::name::TopicName;
 use crate::store::log::Record;
+use vela_proto::ServerError;
 
 /// What producers of a finished topic are told.
 pub(super) const TERMINATED: &str = "the topic was terminated";
@@ -83,7 +84,11 @@ impl Topics {
             return;
         }
         topic.mark_dirty(&mut self.dirty);
-        self.expel_producers(cx, slot, |_| true);
+        // Those who wait first: nobody is to take the place of one that goes.
+        self.refuse_queued(cx, slot, ServerError::TopicTerminatedError, |topic| {
+            format!("Topic {topic} was terminated")
+        });
+        self.close_producers(cx, slot, true, |_| true);
     }
 
     /// Tells the consumers of a subscription that nothing more comes, if so.
