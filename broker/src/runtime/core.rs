@@ -556,7 +556,13 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             }
         }
         if let Ok(mut figures) = self.figures.lock() {
-            *figures = self.engine.figures();
+            let mut new = self.engine.figures();
+            new.rate_limited_topics = if new.rate_limited == figures.rate_limited {
+                Arc::clone(&figures.rate_limited_topics)
+            } else {
+                self.engine.rate_limited_topics().into()
+            };
+            *figures = new;
         }
         if let Some(turn) = &self.turn {
             turn.wake_by_ref();
