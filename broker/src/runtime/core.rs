@@ -33,7 +33,7 @@ const BEAT_LEAST_US: u64 = 100;
 /// Figures for `/metrics` look at everything the engine has. They are taken this often, in microseconds, or so much
 /// less often that they cost at most this part of the core's time.
 const FIGURES_US: u64 = 25_000;
-const FIGURES_PART: u64 = 100;
+const FIGURES_PART: u64 = 200;
 /// Time between the beats that look at trickling frames, at the least, in microseconds.
 const LOOKS_US: u64 = 2000;
 /// How long after its last work a core counts as busy, in microseconds.
@@ -557,8 +557,13 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         if began_us < self.figures_due_us {
             return;
         }
-        let figures = self.engine.figures();
+        let mut figures = self.engine.figures();
         if let Ok(mut shown) = self.figures.lock() {
+            figures.rate_limited_topics = if figures.rate_limited == shown.rate_limited {
+                Arc::clone(&shown.rate_limited_topics)
+            } else {
+                self.engine.rate_limited_topics().into()
+            };
             *shown = figures;
         }
         let cost = self.clock.us().saturating_sub(began_us);

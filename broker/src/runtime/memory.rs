@@ -13,7 +13,7 @@
 
 use super::conn::{Conn, State};
 use super::core::Core;
-use super::port::{CoreEngine, CoreId, Held, Now, ReadRule, Storage};
+use super::port::{CoreEngine, CoreId, Held, Now, Output, ReadRule, Storage};
 use super::post::Post;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -59,6 +59,9 @@ pub(super) struct Intake {
     evicted: AtomicU64,
     /// Connections that are not read because of memory.
     held: AtomicUsize,
+    /// Times a connection began to be held by memory, and times it was let go, its end included.
+    holds: AtomicU64,
+    releases: AtomicU64,
 }
 
 impl Intake {
@@ -77,6 +80,8 @@ impl Intake {
             stood: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             held: AtomicUsize::new(0),
+            holds: AtomicU64::new(0),
+            releases: AtomicU64::new(0),
         }
     }
 
@@ -91,6 +96,24 @@ impl Intake {
     /// Connections that are not read because of memory.
     pub(super) fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed) as u64
+    }
+
+    /// Times a connection began to be held by memory, and times it was let go, its end included.
+    pub(super) fn holds(&self) -> (u64, u64) {
+        (
+            self.holds.load(Ordering::Relaxed),
+            self.releases.load(Ordering::Relaxed),
+        )
+    }
+
+    fn hold(&self) {
+        self.holds.fetch_add(1, Ordering::Relaxed);
+        self.held.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn let_go(&self) {
+        self.held.fetch_sub(1, Ordering::Relaxed);
+        self.releases.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -174,9 +197,11 @@ struct Watch {
     pass_ms: u64,
     /// The first connection of that part.
     next: usize,
-    /// Bytes of unfinished frames: seen in this pass so far, and in the whole of the last.
-    seen: u64,
+    /// Bytes of unfinished frames and of waiting output that this pass has seen so far.
+    seen: (u64, usize),
+    /// And those of the last.
     unfinished: u64,
+    outbound: usize,
 }
 
 impl Memory {
@@ -349,7 +374,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 conn.excuse(now);
             } else if conn.inbound.held {
                 conn.inbound.held = false;
-                self.memory.intake.held.fetch_sub(1, Ordering::Relaxed);
+                self.memory.intake.let_go();
             }
         }
         source
@@ -398,7 +423,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         }
         let conn = self.conns.get_mut(key)?;
         if !std::mem::replace(&mut conn.inbound.held, true) {
-            self.memory.intake.held.fetch_add(1, Ordering::Relaxed);
+            self.memory.intake.hold();
         }
         None
     }
@@ -472,7 +497,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             self.memory.intake.holders.fetch_sub(1, Ordering::Relaxed);
         }
         if std::mem::take(&mut inbound.held) {
-            self.memory.intake.held.fetch_sub(1, Ordering::Relaxed);
+            self.memory.intake.let_go();
         }
         if std::mem::take(&mut inbound.listed) {
             self.memory.waiting.retain(|other| *other != key);
@@ -516,7 +541,8 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         let from = self.memory.watch.next;
         if from == 0 {
             self.memory.watch.pass_ms = now.ms;
-            let held = self.engine.buffer_memory();
+            let mut held = self.engine.buffer_memory();
+            held.outbound = self.memory.watch.outbound;
             self.memory.report(held);
         }
         let to = from + all.div_ceil(WATCH_PARTS).max(WATCH_LEAST);
@@ -528,7 +554,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         } else {
             watch.next = 0;
             watch.due_ms = watch.pass_ms + WATCH_MS;
-            watch.unfinished = std::mem::take(&mut watch.seen);
+            (watch.unfinished, watch.outbound) = std::mem::take(&mut watch.seen);
         }
     }
 
@@ -551,7 +577,9 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             let Some(id) = conn.id.filter(|_| conn.state == State::Open) else {
                 continue;
             };
-            self.memory.watch.seen += conn.decoder.retained() as u64;
+            let watch = &mut self.memory.watch;
+            watch.seen.0 += conn.decoder.retained() as u64;
+            watch.seen.1 += self.engine.output(id).map_or(0, |output| output.queued());
             let stops = self.engine.read_rule(id) != ReadRule::Read;
             let claim = conn.inbound.claim;
             let waits = conn.inbound.listed || claim.is_some_and(|claim| !claim.granted);
