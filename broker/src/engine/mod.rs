@@ -216,6 +216,11 @@ impl Engine {
         self.sessions.sent(&mut self.cx, conn, now);
     }
 
+    /// The socket took nothing more of the output, or not all of it; it is tried again when there is room.
+    pub fn blocked(&mut self, conn: ConnId, now: Now) {
+        self.sessions.blocked(&mut self.cx, conn, now);
+    }
+
     /// Messages from another core, in its order. `from` is that core.
     pub fn mail(&mut self, _from: CoreId, batch: Vec<Message>, _now: Now) {
         self.cx.local.extend(batch);

@@ -63,6 +63,10 @@ impl CoreEngine for Engine {
         Engine::sent(self, conn, now);
     }
 
+    fn blocked(&mut self, conn: ConnId, now: Now) {
+        Engine::blocked(self, conn, now);
+    }
+
     fn mail(&mut self, from: CoreId, batch: Vec<Message>, now: Now) {
         Engine::mail(self, from, batch, now);
     }

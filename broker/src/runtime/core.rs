@@ -331,6 +331,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             Sent::Blocked => {
                 conn.write_blocked = true;
                 conn.wake();
+                self.engine.blocked(id, now);
             }
             Sent::End => self.drop_conn(key, now),
         }

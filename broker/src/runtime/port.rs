@@ -139,6 +139,8 @@ pub(super) trait CoreEngine: 'static {
     fn output(&mut self, conn: ConnId) -> Option<&mut Self::Out>;
     /// Some of the output was sent.
     fn sent(&mut self, conn: ConnId, now: Now);
+    /// The socket took nothing more of the output, or not all of it.
+    fn blocked(&mut self, _: ConnId, _: Now) {}
     /// Messages of another core, in the order in which it sent them.
     fn mail(&mut self, from: CoreId, batch: Vec<Self::Message>, now: Now);
 

@@ -9,25 +9,20 @@ use vela_codec::{Frame, hot};
 use vela_limiter::{Latch, Reason, Throttle};
 use vela_proto::base_command::Type;
 
+use super::outbound::Outbound;
 use super::{Session, Sessions, Stage};
 use crate::engine::context::{ConnId, Context};
 use crate::engine::message::{Message, SessionRef};
 use crate::engine::settings::PublishPacing;
 use crate::engine::time::Now;
 
-/// Output at which a session reads no further, bytes. Far above what one batch of answers needs, so that only a peer that does not
-/// read meets it.
-const OUTBOUND_HIGH: usize = 8 << 20;
-/// Output at which it goes on.
-const OUTBOUND_LOW: usize = 1 << 20;
-
 /// What holds a session.
 #[derive(Default, Debug)]
 pub(super) struct Holds {
-    throttle: Throttle,
+    pub(super) throttle: Throttle,
     pending_requests: Latch,
     pending_bytes: Latch,
-    outbound_full: Latch,
+    pub(super) outbound: Outbound,
     /// A frame that must wait for a close of the same id.
     pub(super) frame: Option<Box<Frame>>,
 }
@@ -138,37 +133,6 @@ impl Session {
         false
     }
 
-    /// Looks at how much output waits. Stops the session's own requests at the high mark, whatever the peer's settings: bounded always
-    /// (PIP-434 makes this optional).
-    pub(super) fn watch_output(&mut self, cx: &mut Context) {
-        let holds = &mut self.holds;
-        if self.out.len() > OUTBOUND_HIGH {
-            let _ = holds.outbound_full.set(
-                &mut holds.throttle,
-                Reason::OutboundFull,
-                true,
-                &mut cx.counters.holds,
-            );
-            // So that the release tells the runtime to go on.
-            self.reading = false;
-        } else if self.out.len() <= OUTBOUND_LOW {
-            let _ = holds.outbound_full.set(
-                &mut holds.throttle,
-                Reason::OutboundFull,
-                false,
-                &mut cx.counters.holds,
-            );
-        }
-    }
-
-    /// The same where an answer was written outside of its frame: above the high mark the session takes nothing more.
-    pub(super) fn watch_answers(&mut self, cx: &mut Context) {
-        if self.out.len() > OUTBOUND_HIGH {
-            self.watch_output(cx);
-            self.reading = false;
-        }
-    }
-
     /// Follows the core's pending publish bytes.
     pub(super) fn follow_pending_bytes(&mut self, cx: &mut Context, held: bool) {
         let holds = &mut self.holds;
@@ -276,7 +240,7 @@ impl Sessions {
         {
             Self::handle(session, cx, *frame, now);
         }
-        session.watch_answers(cx);
+        session.watch_answers(cx, now);
         let wants = session.wants_frames(cx.settings.publish_pacing)
             && session.read_rule() == ReadRule::Read;
         if wants && !session.reading {
