@@ -75,11 +75,11 @@ fn a_pool_that_all_wait_for_goes_on() {
     let part = 130 * 1024;
     let mut clients: Vec<Client> = (0..8).map(|_| server.connect()).collect();
     for client in &mut clients {
-        client.0.write_all(&whole[..100 * 1024]).unwrap();
+        client.0.write_all(&whole[..40 * 1024]).unwrap();
     }
-    eventually("all have begun", || server.retained() >= 8 * 100 * 1024);
+    eventually("all have begun", || server.retained() >= 8 * 40 * 1024);
     for client in &mut clients {
-        client.0.write_all(&whole[100 * 1024..part]).unwrap();
+        client.0.write_all(&whole[40 * 1024..part]).unwrap();
     }
     let writers: Vec<_> = clients
         .iter()
@@ -110,7 +110,8 @@ fn one_that_leaves_while_memory_holds_it_is_noticed() {
     eventually("it is read", || server.retained() >= 900 * 1024);
     let mut others: Vec<Client> = (0..4).map(|_| server.connect()).collect();
     for other in &mut others {
-        other.0.write_all(&whole[..200 * 1024]).unwrap();
+        // Few enough for the socket: behind bytes that it cannot take no end is seen.
+        other.0.write_all(&whole[..40 * 1024]).unwrap();
     }
     eventually("they wait", || server.intake.held() >= 3);
     // The first one keeps its pace, so that nobody is to make room.
