@@ -11,10 +11,14 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod access;
 mod actor;
 mod consume;
+mod dedup;
 mod hear;
+mod limits;
 mod model;
+mod producing;
 mod publish;
 mod rates;
 mod readers;
