@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::name::{Domain, TopicName};
+use super::schema::SchemaPolicy;
 
 /// Keys of namespaces: `namespace/TENANT/NAMESPACE`.
 pub const NAMESPACE: &str = "namespace/";
@@ -30,6 +31,8 @@ pub struct NamespacePolicy {
     pub publish_rate: Option<Rate>,
     /// The resource group that the namespace belongs to.
     pub resource_group: Option<String>,
+    /// Which schemas its topics take.
+    pub schema: SchemaPolicy,
 }
 
 /// A replica of the metadata store's small tables, kept up to date by change notifications.
@@ -121,6 +124,7 @@ impl NamespacePolicy {
             .and_then(|rates| rates.as_object());
         let rate = rates.and_then(|rates| rates.values().next());
         NamespacePolicy {
+            schema: SchemaPolicy::read(&policies),
             publish_rate: rate.map(|rate| {
                 read_rate(
                     rate,

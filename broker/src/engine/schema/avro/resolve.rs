@@ -20,6 +20,8 @@ struct Resolver<'a> {
     seen: HashSet<(usize, usize)>,
     /// Pairs of records: whether they fit at first sight. Those under way count as if they did.
     alike: HashMap<(usize, usize), bool>,
+    /// Pairs of records: whether they are equivalent.
+    equal: HashMap<(usize, usize), bool>,
     left: usize,
     problem: Option<String>,
 }
@@ -42,6 +44,7 @@ pub fn can_read(writer: &Avro, reader: &Avro) -> Result<(), AvroError> {
         reader,
         seen: HashSet::new(),
         alike: HashMap::new(),
+        equal: HashMap::new(),
         left: MAX_PAIRS,
         problem: None,
     };
@@ -88,6 +91,8 @@ impl Resolver<'_> {
         let (writer, reader) = (self.writer, self.reader);
         let (wk, rk) = (writer.kind(w), reader.kind(r));
         match (wk, rk) {
+            // The same union, in other namespaces perhaps: branch goes to branch.
+            (Kind::Union(_), Kind::Union(_)) if self.equivalent(w, r, 0) => true,
             (Kind::Union(branches), _) => {
                 open.extend(branches.iter().map(|branch| (*branch, r)));
                 true
@@ -118,6 +123,56 @@ impl Resolver<'_> {
             _ if simple(wk, rk) => true,
             _ => self.no(|| format!("{} cannot be read as {}", said(wk), said(rk))),
         }
+    }
+
+    /// Two types of the same shape and the same names, namespaces left aside.
+    fn equivalent(&mut self, w: usize, r: usize, depth: usize) -> bool {
+        if depth > MAX_DEPTH || self.left == 0 {
+            return false;
+        }
+        self.left -= 1;
+        let (writer, reader) = (self.writer, self.reader);
+        let pairwise = |w: &[usize], r: &[usize]| -> Vec<(usize, usize)> {
+            w.iter().copied().zip(r.iter().copied()).collect()
+        };
+        let inner = match (writer.kind(w), reader.kind(r)) {
+            (Kind::Array(w), Kind::Array(r)) | (Kind::Map(w), Kind::Map(r)) => vec![(*w, *r)],
+            (Kind::Union(w), Kind::Union(r)) if w.len() == r.len() => pairwise(w, r),
+            (Kind::Enum { symbols: a, .. }, Kind::Enum { symbols: b, .. }) if a != b => {
+                return false;
+            }
+            (
+                Kind::Record { name, fields, .. },
+                Kind::Record {
+                    name: own_name,
+                    fields: own,
+                    ..
+                },
+            ) => {
+                if let Some(known) = self.equal.get(&(w, r)) {
+                    return *known;
+                }
+                let names = |fields: &[Field]| -> Vec<String> {
+                    fields.iter().map(|field| field.name.clone()).collect()
+                };
+                let fits = local(name) == local(own_name) && names(fields) == names(own);
+                self.equal.insert((w, r), fits);
+                let types = |fields: &[Field]| -> Vec<usize> {
+                    fields.iter().map(|field| field.schema).collect()
+                };
+                let inner = pairwise(&types(fields), &types(own));
+                let fits = fits
+                    && inner
+                        .into_iter()
+                        .all(|(w, r)| self.equivalent(w, r, depth + 1));
+                self.equal.insert((w, r), fits);
+                return fits;
+            }
+            (w, r) => return simple(w, r) && w.name() == r.name(),
+        };
+        inner
+            .into_iter()
+            .all(|(w, r)| self.equivalent(w, r, depth + 1))
     }
 
     /// The branch of the reader's union that takes the type.
@@ -222,7 +277,7 @@ fn simple(w: &Kind, r: &Kind) -> bool {
             Kind::Fixed {
                 name: b, size: m, ..
             },
-        ) => a == b && n == m,
+        ) => local(a) == local(b) && n == m,
         _ => (w.name() == r.name() && Kind::primitive(w.name()).is_some()) || promotes(w, r),
     }
 }
