@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::name::{Domain, TopicName};
+use super::schema::SchemaPolicy;
 
 /// Keys of namespaces: `namespace/TENANT/NAMESPACE`.
 pub const NAMESPACE: &str = "namespace/";
@@ -48,6 +49,8 @@ pub struct NamespacePolicy {
     pub max_subscriptions_per_topic: Option<u32>,
     /// Longest delay of a message, milliseconds; 0 = no limit.
     pub max_delivery_delay_ms: Option<u64>,
+    /// Which schemas its topics take.
+    pub schema: SchemaPolicy,
 }
 
 /// What the engine reads of a topic's own policies; `None` = what its namespace says.
@@ -173,6 +176,7 @@ impl NamespacePolicy {
             .and_then(|rates| rates.as_object());
         let rate = rates.and_then(|rates| rates.values().next());
         NamespacePolicy {
+            schema: SchemaPolicy::read(&policies),
             publish_rate: rate.map(|rate| {
                 read_rate(
                     rate,

@@ -9,6 +9,7 @@ pub mod metadata;
 pub mod name;
 pub mod output;
 mod reply;
+pub mod schema;
 mod session;
 pub mod settings;
 pub mod time;
