@@ -245,7 +245,7 @@ fn metadata_of_a_producer_and_its_epoch_are_bounded() {
         let producer = command.producer.as_mut().unwrap();
         producer.metadata = vec![proto::KeyValue {
             key: "k".into(),
-            value: "v".repeat(if large { 70_000 } else { 60_000 }),
+            value: "v".repeat(if large { 9_000 } else { 8_000 }),
         }];
         if !large {
             producer.topic_epoch = Some(u64::MAX);

@@ -25,7 +25,8 @@ struct Named {
     sent: usize,
     /// Highest sequence id that was answered with a receipt.
     receipted: Option<u64>,
-    duplicates: u64,
+    /// It gave its connection up.
+    hung_up: bool,
 }
 
 /// A producer that wants a topic for itself.
@@ -95,7 +96,7 @@ impl Run {
                 open: VecDeque::new(),
                 sent: 0,
                 receipted: None,
-                duplicates: 0,
+                hung_up: false,
             })
             .collect();
         let owners = [EXCLUSIVE, WAIT, WAIT, FENCING]
@@ -277,10 +278,14 @@ impl Run {
                 continue;
             };
             for incoming in self.world.take(peer) {
-                self.hear(index, &incoming);
+                // What comes behind the answer that made the client hang up is not heard.
+                if self.world.is_open(peer) || !self.named[index].hung_up {
+                    self.hear(index, &incoming);
+                }
             }
             if !self.world.is_open(peer) {
                 self.named[index].conn = None;
+                self.named[index].hung_up = false;
             }
         }
         for index in 0..self.owners.len() {
@@ -321,13 +326,13 @@ impl Run {
                 named.sent -= 1;
                 named.receipted = Some(highest);
                 let duplicate = receipt.message_id.as_ref().unwrap().ledger_id == u64::MAX;
-                named.duplicates += u64::from(duplicate);
                 self.done.duplicates += u64::from(duplicate);
                 self.done.receipts += 1;
             }
             // The disk is full, or the topic has ended: the client comes back and sends again.
             Type::SendError | Type::Error | Type::CloseProducer => {
                 if let Some((peer, _)) = named.conn {
+                    named.hung_up = true;
                     self.world.cut(peer);
                 }
             }
