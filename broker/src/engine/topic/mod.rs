@@ -5,15 +5,21 @@ mod ack;
 mod chunks;
 mod dedup;
 mod dispatch;
+mod dispatcher;
+mod failover;
 mod joining;
 mod lanes;
 mod limits;
 mod meter;
 mod openings;
 mod operation;
+mod pending;
+mod permits;
 mod producer;
 mod publish;
 pub(super) mod rates;
+mod roster;
+mod single;
 mod stats;
 mod subscription;
 mod terminate;
@@ -35,6 +41,7 @@ use self::openings::{ProbeFor, Seat};
 use self::operation::Operation;
 use self::producer::Producer;
 use self::rates::{Rates, SharedRates, TopicRate};
+pub use self::roster::Books;
 use self::subscription::{ORPHAN_MS, Subscription};
 use super::context::Context;
 use super::message::{ClientKey, ClientRef, Message};
@@ -189,6 +196,8 @@ pub(super) struct Topics {
     dirty: Vec<u32>,
     /// Non-durable subscriptions that wait for their consumer: deadline, topic, subscription.
     orphans: BTreeSet<(u64, u32, u32)>,
+    /// Failover subscriptions whose active consumer has changed: when it is served, topic, subscription.
+    takeovers: BTreeSet<(u64, u32, u32)>,
 }
 
 impl Topics {
@@ -210,6 +219,7 @@ impl Topics {
             clock: Now::default(),
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
+            takeovers: BTreeSet::new(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -450,16 +460,35 @@ impl Topics {
         !self.dirty.is_empty()
     }
 
+    /// The books of all consumers; an error says what does not add up.
+    pub(super) fn audit(&self) -> Result<Vec<Books>, String> {
+        let mut books = Vec::new();
+        for (_, topic) in &self.topics {
+            for (_, sub) in &topic.subs {
+                sub.audit()
+                    .map_err(|error| format!("{} of {}: {error}", sub.name, topic.name))?;
+                books.extend(sub.roster.books());
+            }
+        }
+        Ok(books)
+    }
+
     pub(super) fn end_of_turn(&mut self, cx: &mut Context) {
         self.flush_lanes(cx);
     }
 
     pub(super) fn next_wakeup(&self) -> Option<u64> {
         let orphans = self.orphans.first().map(|(at, _, _)| *at);
-        [orphans, self.rates.next_wakeup(), self.sweep.next_wakeup()]
-            .into_iter()
-            .flatten()
-            .min()
+        let takeovers = self.takeovers.first().map(|(at, _, _)| *at);
+        [
+            orphans,
+            takeovers,
+            self.rates.next_wakeup(),
+            self.sweep.next_wakeup(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Carries out what is due: connections that waited for a rate go on, non-durable subscriptions whose consumer did not come back end.
@@ -467,6 +496,7 @@ impl Topics {
         self.clock = now;
         self.tick_rates(cx, now);
         self.sweep_sequences(cx, now);
+        self.tick_failover(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;
