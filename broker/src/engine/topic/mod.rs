@@ -11,6 +11,8 @@ mod operation;
 mod producer;
 pub(super) mod rates;
 mod stats;
+#[allow(dead_code, unused_imports)]
+mod sticky;
 mod subscription;
 
 use std::collections::{BTreeMap, BTreeSet};
