@@ -472,6 +472,8 @@ class Worker(threading.Thread):
                 message = self.consumer.receive(50)
             except pulsar.Timeout:
                 continue
+            except pulsar.AlreadyClosed:
+                return
             self.watch.received(self.name_, message)
             if self.random.random() < 0.3:
                 time.sleep(self.random.random() * 0.02)
