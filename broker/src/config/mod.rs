@@ -236,6 +236,18 @@ settings! {
     dispatcher_max_round_robin_batch_size: u64 = 20,
     "dispatcherMaxRoundRobinBatchSize" in 1..=100000 as "entries", dynamic;
 
+    /// Look at the credit of an exclusive or failover consumer before every entry. Off: credit is turned into a run of entries by the average messages per entry, and may be overdrawn by that run.
+    precise_dispatcher_flow_control: bool = false,
+    "preciseDispatcherFlowControl", dynamic;
+
+    /// Time from a change of a failover subscription's active consumer until the new one is served. 0: at once.
+    active_consumer_failover_delay_time_millis: u64 = 1000,
+    "activeConsumerFailoverDelayTimeMillis" in 0..=3600000 as "milliseconds", dynamic;
+
+    /// Choose the active consumer of a failover subscription by a ring of hashes on partitions, too, not by the partition's index.
+    active_consumer_failover_consistent_hashing: bool = false,
+    "activeConsumerFailoverConsistentHashing", dynamic;
+
     /// Directory that holds the log and the metadata.
     data_dir: String = "./data".to_owned(),
     "dataDir";

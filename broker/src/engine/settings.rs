@@ -66,6 +66,12 @@ pub struct Settings {
     pub max_consumer_metadata_size: u32,
     /// Entries a Shared consumer gets in one turn.
     pub dispatcher_max_round_robin_batch_size: u32,
+    /// Exclusive and Failover: the credit is looked at before every entry, not once for a run of entries.
+    pub precise_dispatcher_flow_control: bool,
+    /// From a change of a Failover subscription's active consumer until it is served, milliseconds.
+    pub active_consumer_failover_delay_time_millis: u64,
+    /// Failover on partitions, too, chooses by a ring of hashes rather than by the partition's index.
+    pub active_consumer_failover_consistent_hashing: bool,
     /// Log bytes between two index checkpoints of a lane.
     pub checkpoint_interval_bytes: u64,
 }
@@ -95,6 +101,9 @@ impl Default for Settings {
             managed_ledger_max_size_per_ledger: 2 << 30,
             max_consumer_metadata_size: 1024,
             dispatcher_max_round_robin_batch_size: 20,
+            precise_dispatcher_flow_control: false,
+            active_consumer_failover_delay_time_millis: 1000,
+            active_consumer_failover_consistent_hashing: false,
             checkpoint_interval_bytes: 128 << 20,
         }
     }

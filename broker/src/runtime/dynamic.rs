@@ -207,6 +207,11 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         dispatcher_max_round_robin_batch_size: to_u32(
             settings.dispatcher_max_round_robin_batch_size,
         ),
+        precise_dispatcher_flow_control: settings.precise_dispatcher_flow_control,
+        active_consumer_failover_delay_time_millis: settings
+            .active_consumer_failover_delay_time_millis,
+        active_consumer_failover_consistent_hashing: settings
+            .active_consumer_failover_consistent_hashing,
         ..engine::Settings::default()
     }
 }

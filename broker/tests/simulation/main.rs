@@ -13,6 +13,7 @@ mod harness;
 
 mod actor;
 mod consume;
+mod failover;
 mod hear;
 mod model;
 mod publish;

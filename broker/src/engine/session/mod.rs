@@ -481,6 +481,7 @@ impl Sessions {
             | Message::NoSuchProducer { client }
             | Message::ConsumerOpened { client, .. }
             | Message::ConsumerRefused { client, .. }
+            | Message::ActiveConsumerChange { client, .. }
             | Message::ConsumerClosed { client, .. } => *client,
             _ => return,
         };

@@ -3,13 +3,19 @@
 mod ack;
 mod chunks;
 mod dispatch;
+mod dispatcher;
+mod failover;
 mod joining;
 mod lanes;
 mod meter;
 mod openings;
 mod operation;
+mod pending;
+mod permits;
 mod producer;
 pub(super) mod rates;
+mod roster;
+mod single;
 mod stats;
 #[allow(dead_code, unused_imports)]
 mod sticky;
@@ -29,6 +35,7 @@ use self::openings::{ProbeFor, Seat};
 use self::operation::Operation;
 use self::producer::Producer;
 use self::rates::{Rates, SharedRates, TopicRate};
+pub use self::roster::Books;
 use self::subscription::{ORPHAN_MS, Subscription};
 use super::context::Context;
 use super::message::{ClientKey, ClientRef, Message};
@@ -165,6 +172,8 @@ pub(super) struct Topics {
     dirty: Vec<u32>,
     /// Non-durable subscriptions that wait for their consumer: deadline, topic, subscription.
     orphans: BTreeSet<(u64, u32, u32)>,
+    /// Failover subscriptions whose active consumer has changed: when it is served, topic, subscription.
+    takeovers: BTreeSet<(u64, u32, u32)>,
 }
 
 impl Topics {
@@ -184,6 +193,7 @@ impl Topics {
             rates: Rates::new(rates),
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
+            takeovers: BTreeSet::new(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -414,21 +424,36 @@ impl Topics {
         !self.dirty.is_empty()
     }
 
+    /// The books of all consumers; an error says what does not add up.
+    pub(super) fn audit(&self) -> Result<Vec<Books>, String> {
+        let mut books = Vec::new();
+        for (_, topic) in &self.topics {
+            for (_, sub) in &topic.subs {
+                sub.audit()
+                    .map_err(|error| format!("{} of {}: {error}", sub.name, topic.name))?;
+                books.extend(sub.roster.books());
+            }
+        }
+        Ok(books)
+    }
+
     pub(super) fn end_of_turn(&mut self, cx: &mut Context) {
         self.flush_lanes(cx);
     }
 
     pub(super) fn next_wakeup(&self) -> Option<u64> {
         let orphans = self.orphans.first().map(|(at, _, _)| *at);
-        match (orphans, self.rates.next_wakeup()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let takeovers = self.takeovers.first().map(|(at, _, _)| *at);
+        [orphans, takeovers, self.rates.next_wakeup()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Carries out what is due: connections that waited for a rate go on, non-durable subscriptions whose consumer did not come back end.
     pub(super) fn tick(&mut self, cx: &mut Context, now: Now) {
         self.tick_rates(cx, now);
+        self.tick_failover(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use vela_proto::ServerError;
 
 use super::Topics;
-use super::subscription::Consumer;
+use super::subscription::Subscription;
 use crate::engine::context::Context;
 use crate::engine::message::{
     ClientRef, Message, OpenConsumer, OpenProducer, SeekTarget, SendId, SessionRef,
@@ -72,13 +72,15 @@ impl Topics {
         }
     }
 
-    /// A consumer, and the slot of its topic.
-    pub(super) fn consumer_mut(&mut self, client: ClientRef) -> Option<(u32, &mut Consumer)> {
+    /// The subscription of a consumer: the slot of its topic, the consumer's index, and the subscription.
+    pub(super) fn subscription_of(
+        &mut self,
+        client: ClientRef,
+    ) -> Option<(u32, u32, &mut Subscription)> {
         let seat = self.consumer_seat(client)?;
         let topic = self.topics.get_mut(seat.topic as usize)?;
         let sub = topic.subs.get_mut(seat.sub as usize)?;
-        let consumer = sub.consumers.get_mut(seat.consumer as usize)?;
-        Some((seat.topic, consumer))
+        Some((seat.topic, seat.consumer, sub))
     }
 
     /// Has a topic looked at before the turn ends.
