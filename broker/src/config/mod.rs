@@ -248,6 +248,26 @@ settings! {
     active_consumer_failover_consistent_hashing: bool = false,
     "activeConsumerFailoverConsistentHashing", dynamic;
 
+    /// Serve key-shared subscriptions.
+    subscription_key_shared_enable: bool = true,
+    "subscriptionKeySharedEnable", dynamic;
+
+    /// Share the keys of a key-shared subscription out by consistent hashing. Off: each newcomer gets half of the largest range. Holds for subscriptions that get their first consumer afterwards.
+    subscription_key_shared_use_consistent_hashing: bool = true,
+    "subscriptionKeySharedUseConsistentHashing", dynamic;
+
+    /// Points of each consumer on the ring of hashes. More share keys out more evenly and make joining and leaving dearer.
+    subscription_key_shared_consistent_hashing_replica_points: u64 = 100,
+    "subscriptionKeySharedConsistentHashingReplicaPoints" in 1..=10000 as "points", dynamic;
+
+    /// Entries of a key-shared subscription that may wait for their consumers while reading goes on past them, for each consumer. About 150 bytes each. 0: no limit of its own.
+    key_shared_look_ahead_msg_in_replay_threshold_per_consumer: u64 = 4000,
+    "keySharedLookAheadMsgInReplayThresholdPerConsumer" in 0..=1000000 as "entries", dynamic;
+
+    /// The same for the whole subscription. 0: no limit of its own; if both are 0, the limits on unacknowledged messages count.
+    key_shared_look_ahead_msg_in_replay_threshold_per_subscription: u64 = 40000,
+    "keySharedLookAheadMsgInReplayThresholdPerSubscription" in 0..=1000000 as "entries", dynamic;
+
     /// Directory that holds the log and the metadata.
     data_dir: String = "./data".to_owned(),
     "dataDir";

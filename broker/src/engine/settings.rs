@@ -72,6 +72,16 @@ pub struct Settings {
     pub active_consumer_failover_delay_time_millis: u64,
     /// Failover on partitions, too, chooses by a ring of hashes rather than by the partition's index.
     pub active_consumer_failover_consistent_hashing: bool,
+    /// Key_Shared subscriptions are served.
+    pub subscription_key_shared_enable: bool,
+    /// Their keys are shared out by consistent hashing, not by halving ranges.
+    pub subscription_key_shared_use_consistent_hashing: bool,
+    /// Points of a consumer on the ring of hashes.
+    pub subscription_key_shared_consistent_hashing_replica_points: u32,
+    /// Entries that may wait for their consumers on a Key_Shared subscription while reading goes on, for each of them; 0 = no limit.
+    pub key_shared_look_ahead_msg_in_replay_threshold_per_consumer: u32,
+    /// The same for the subscription.
+    pub key_shared_look_ahead_msg_in_replay_threshold_per_subscription: u32,
     /// Log bytes between two index checkpoints of a lane.
     pub checkpoint_interval_bytes: u64,
 }
@@ -104,6 +114,11 @@ impl Default for Settings {
             precise_dispatcher_flow_control: false,
             active_consumer_failover_delay_time_millis: 1000,
             active_consumer_failover_consistent_hashing: false,
+            subscription_key_shared_enable: true,
+            subscription_key_shared_use_consistent_hashing: true,
+            subscription_key_shared_consistent_hashing_replica_points: 100,
+            key_shared_look_ahead_msg_in_replay_threshold_per_consumer: 4000,
+            key_shared_look_ahead_msg_in_replay_threshold_per_subscription: 40_000,
             checkpoint_interval_bytes: 128 << 20,
         }
     }

@@ -212,6 +212,18 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
             .active_consumer_failover_delay_time_millis,
         active_consumer_failover_consistent_hashing: settings
             .active_consumer_failover_consistent_hashing,
+        subscription_key_shared_enable: settings.subscription_key_shared_enable,
+        subscription_key_shared_use_consistent_hashing: settings
+            .subscription_key_shared_use_consistent_hashing,
+        subscription_key_shared_consistent_hashing_replica_points: to_u32(
+            settings.subscription_key_shared_consistent_hashing_replica_points,
+        ),
+        key_shared_look_ahead_msg_in_replay_threshold_per_consumer: to_u32(
+            settings.key_shared_look_ahead_msg_in_replay_threshold_per_consumer,
+        ),
+        key_shared_look_ahead_msg_in_replay_threshold_per_subscription: to_u32(
+            settings.key_shared_look_ahead_msg_in_replay_threshold_per_subscription,
+        ),
         ..engine::Settings::default()
     }
 }

@@ -10,10 +10,12 @@ use super::chunks::Chunk;
 use super::dispatcher::{Candidate, Choice};
 use super::lanes::LaneSeat;
 use super::permits::Permits;
+use super::sticky::key_hash;
 use super::subscription::Subscription;
 use super::{Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Delivery, Message};
+use crate::engine::settings::Settings;
 use crate::engine::time::Now;
 use crate::store::log::{AckedId, Position, Read, ReadHint, TopicState};
 
@@ -33,12 +35,15 @@ enum Content {
         count: u32,
         batch: bool,
         chunk: Option<Chunk>,
+        /// The hash of its key, if that was asked for.
+        key_hash: u32,
     },
     /// Nothing a client may see: a marker, or metadata nobody can read. It is acknowledged on the spot.
     Hidden,
 }
 
-fn content(data: &[u8]) -> Content {
+/// `keyed` = the key counts.
+fn content(data: &[u8], keyed: bool) -> Content {
     let Some(metadata) = Entry::parse(data)
         .ok()
         .and_then(|entry| entry.metadata_view())
@@ -53,6 +58,7 @@ fn content(data: &[u8]) -> Content {
         count: count.unwrap_or(1).max(1) as u32,
         batch: count.is_some(),
         chunk: Chunk::of(&metadata),
+        key_hash: if keyed { key_hash(&metadata) } else { 0 },
     }
 }
 
@@ -158,7 +164,6 @@ fn acknowledge_hidden(
 
 /// An entry that goes to a consumer.
 struct Chosen {
-    position: Position,
     data: Bytes,
     /// Messages in it.
     count: u32,
@@ -179,7 +184,7 @@ pub(super) fn stored_batch_size(
         .lane
         .read_entry(&state.ledgers, state.id, position, hint)
     {
-        Read::Entry(data) => match content(&data) {
+        Read::Entry(data) => match content(&data, false) {
             Content::Messages { count, .. } => Some(count),
             Content::Hidden => None,
         },
@@ -200,6 +205,8 @@ struct Run<'a> {
 impl Run<'_> {
     /// True if there is more to do and only the turn is over.
     fn dispatch(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
+        let sub = &mut *self.sub;
+        sub.dispatcher.wake(sub.roster.risen());
         let more = self.hand_out(cx, slot, now);
         self.sub.dispatcher.end_run();
         self.sub.roster.settle();
@@ -207,11 +214,12 @@ impl Run<'_> {
     }
 
     fn hand_out(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
+        let keyed = self.sub.dispatcher.keys().is_some();
         for _ in 0..TURN_ENTRIES {
             if !self.sub.dispatcher.is_ready(&self.sub.roster) {
                 return false;
             }
-            let Some((position, source)) = self.next() else {
+            let Some((position, source)) = self.next(&cx.settings) else {
                 return false;
             };
             let hint = if source == Source::New {
@@ -245,7 +253,8 @@ impl Run<'_> {
                 count,
                 batch,
                 chunk,
-            } = content(&data)
+                key_hash,
+            } = content(&data, keyed)
             else {
                 self.taken(position, source);
                 self.sub.redelivered.remove(&position);
@@ -264,7 +273,11 @@ impl Run<'_> {
                 self.hidden.push(position);
                 continue;
             };
-            let candidate = Candidate { position, chunk };
+            let candidate = Candidate {
+                position,
+                chunk,
+                key_hash,
+            };
             let sub = &mut *self.sub;
             let choice = sub
                 .dispatcher
@@ -282,20 +295,19 @@ impl Run<'_> {
             self.taken(position, source);
             self.sub.dispatcher.sent(&candidate, index);
             let chosen = Chosen {
-                position,
                 data,
                 count,
                 batch,
                 permits,
                 ack_set,
             };
-            self.send(cx, index, chosen, now);
+            self.send(cx, index, &candidate, chosen, now);
         }
         true
     }
 
     /// The next entry to hand out: what was put aside and can go now, what came back, then what was never read.
-    fn next(&mut self) -> Option<(Position, Source)> {
+    fn next(&mut self, settings: &Settings) -> Option<(Position, Source)> {
         if let Some(position) = self.aside() {
             return Some((position, Source::Aside));
         }
@@ -306,7 +318,7 @@ impl Run<'_> {
             self.sub.replay.pop_first();
             self.sub.redelivered.remove(&position);
         }
-        if self.sub.blocked {
+        if self.sub.blocked || !self.sub.dispatcher.reads_on(&self.sub.roster, settings) {
             return None;
         }
         let next = self
@@ -330,7 +342,9 @@ impl Run<'_> {
 
     fn taken(&mut self, position: Position, source: Source) {
         match source {
-            Source::Aside => self.sub.dispatcher.forget(position),
+            Source::Aside => {
+                self.sub.dispatcher.forget(position);
+            }
             Source::Replay => {
                 self.sub.replay.remove(&position);
             }
@@ -339,9 +353,16 @@ impl Run<'_> {
     }
 
     /// Admits an entry to the pending acks, books its permits, and posts it. An entry that is not admitted costs nothing.
-    fn send(&mut self, cx: &mut Context, index: u32, chosen: Chosen, now: Now) {
+    fn send(
+        &mut self,
+        cx: &mut Context,
+        index: u32,
+        candidate: &Candidate,
+        chosen: Chosen,
+        now: Now,
+    ) {
+        let position = candidate.position;
         let Chosen {
-            position,
             data,
             count,
             batch,
@@ -350,6 +371,7 @@ impl Run<'_> {
         } = chosen;
         let tracks = self.sub.dispatcher.tracks_pending();
         let sub = &mut *self.sub;
+        let slot = sub.dispatcher.slot(candidate);
         let Some(consumer) = sub.roster.get_mut(index) else {
             return;
         };
@@ -358,7 +380,7 @@ impl Run<'_> {
             sub.roster.bar(index);
             // It goes to whoever stays.
             if tracks {
-                sub.replay.insert(position);
+                sub.put_back(position, slot);
             }
             return cx.post(
                 client.session.core,
@@ -367,9 +389,13 @@ impl Run<'_> {
                 },
             );
         }
-        if tracks && !sub.pending.admit(position, index, permits, count) {
+        if tracks && !sub.pending.admit(position, index, permits, count, slot) {
             // Somebody holds it already, and it comes back if that one gives it back.
             return;
+        }
+        if !sub.dispatcher.admit(index, candidate) {
+            sub.pending.take(position, index);
+            return sub.put_back(position, slot);
         }
         let data = if consumer.version < CHECKSUM_VERSION {
             strip_checksum(data)

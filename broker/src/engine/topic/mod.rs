@@ -6,6 +6,7 @@ mod dispatch;
 mod dispatcher;
 mod failover;
 mod joining;
+mod key_shared;
 mod lanes;
 mod meter;
 mod openings;
@@ -17,7 +18,6 @@ pub(super) mod rates;
 mod roster;
 mod single;
 mod stats;
-#[allow(dead_code, unused_imports)]
 mod sticky;
 mod subscription;
 

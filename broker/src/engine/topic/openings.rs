@@ -60,7 +60,7 @@ fn weight(message: &Message) -> usize {
 /// What a liveness probe decides about.
 pub(super) enum ProbeFor {
     Producer(Box<OpenProducer>, String),
-    Consumer(Box<OpenConsumer>, String),
+    Consumer(Box<OpenConsumer>, ServerError, String),
 }
 
 impl Topics {
@@ -212,7 +212,7 @@ impl Topics {
         };
         match what {
             ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
-            ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
+            ProbeFor::Consumer(open, ..) if !alive => self.open_consumer(cx, client, open, now),
             ProbeFor::Producer(open, message) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ProducerRefused {
@@ -223,12 +223,12 @@ impl Topics {
                 };
                 cx.post(client.session.core, refused);
             }
-            ProbeFor::Consumer(open, message) => {
+            ProbeFor::Consumer(open, error, message) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ConsumerRefused {
                     client,
                     request_id: open.request_id,
-                    error: ServerError::ConsumerBusy,
+                    error,
                     message,
                 };
                 cx.post(client.session.core, refused);

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use vela_codec::hot::MetadataView;
 
-use super::hash::murmur3_32;
+use crate::engine::murmur::murmur3;
 
 /// The key of an entry whose own cannot be made out.
 const NO_KEY: &[u8] = b"NONE_KEY";
@@ -12,19 +12,16 @@ const NO_KEY: &[u8] = b"NONE_KEY";
 /// The hash of an entry's key: its ordering key, or else its partition key, or else `producer-sequence`.
 ///
 /// Only the metadata of the entry counts: a batch goes where its own key says, whatever is in it. A partition key that is
-/// flagged as base64 and is none, like metadata nobody can read (`None`), counts as one fixed key.
-pub(in super::super) fn key_hash(metadata: Option<&MetadataView<'_>>) -> u32 {
-    let Some(metadata) = metadata else {
-        return murmur3_32(NO_KEY);
-    };
+/// flagged as base64 and is none counts as one fixed key.
+pub(in super::super) fn key_hash(metadata: &MetadataView<'_>) -> u32 {
     if let Some(key) = metadata.ordering_key {
-        return murmur3_32(key);
+        return murmur3(key);
     }
     match metadata.partition_key {
         Some(key) if metadata.partition_key_b64 => {
-            decode_base64(key.as_bytes()).map_or_else(|| murmur3_32(NO_KEY), |key| murmur3_32(&key))
+            decode_base64(key.as_bytes()).map_or_else(|| murmur3(NO_KEY), |key| murmur3(&key))
         }
-        Some(key) => murmur3_32(key.as_bytes()),
+        Some(key) => murmur3(key.as_bytes()),
         None => {
             let mut key = Vec::with_capacity(metadata.producer_name.len() + 21);
             // Java prints the 64 bits as a signed number. Writing to memory does not fail.
@@ -33,7 +30,7 @@ pub(in super::super) fn key_hash(metadata: Option<&MetadataView<'_>>) -> u32 {
                 "{}-{}",
                 metadata.producer_name, metadata.sequence_id as i64
             );
-            murmur3_32(&key)
+            murmur3(&key)
         }
     }
 }
@@ -85,38 +82,37 @@ mod tests {
     #[test]
     fn the_ordering_key_wins_then_the_partition_key_then_the_name_of_the_message() {
         let none = metadata();
-        assert_eq!(key_hash(Some(&none)), murmur3_32(b"producer-7"));
+        assert_eq!(key_hash(&none), murmur3(b"producer-7"));
         let large = MetadataView {
             sequence_id: u64::MAX,
             ..none
         };
-        assert_eq!(key_hash(Some(&large)), murmur3_32(b"producer--1"));
+        assert_eq!(key_hash(&large), murmur3(b"producer--1"));
         let keyed = MetadataView {
             partition_key: Some("a2V5MQ=="),
             ..none
         };
-        assert_eq!(key_hash(Some(&keyed)), murmur3_32(b"a2V5MQ=="));
+        assert_eq!(key_hash(&keyed), murmur3(b"a2V5MQ=="));
         let encoded = MetadataView {
             partition_key_b64: true,
             ..keyed
         };
-        assert_eq!(key_hash(Some(&encoded)), murmur3_32(b"key1"));
+        assert_eq!(key_hash(&encoded), murmur3(b"key1"));
         let ordered = MetadataView {
             ordering_key: Some(b"order"),
             ..encoded
         };
-        assert_eq!(key_hash(Some(&ordered)), murmur3_32(b"order"));
+        assert_eq!(key_hash(&ordered), murmur3(b"order"));
         let empty = MetadataView {
             ordering_key: Some(b""),
             ..encoded
         };
-        assert_eq!(key_hash(Some(&empty)), murmur3_32(b""), "empty is a key");
-        assert_eq!(key_hash(None), murmur3_32(b"NONE_KEY"));
+        assert_eq!(key_hash(&empty), murmur3(b""), "empty is a key");
         let broken = MetadataView {
             partition_key: Some("a2V5MQ="),
             ..encoded
         };
-        assert_eq!(key_hash(Some(&broken)), murmur3_32(b"NONE_KEY"));
+        assert_eq!(key_hash(&broken), murmur3(b"NONE_KEY"));
     }
 
     #[test]

@@ -163,6 +163,13 @@ impl Keys {
         self.waiting.contains_key(&position)
     }
 
+    /// Who an entry may go to that stands first in its line.
+    pub(in super::super) fn first_of_line(&self, position: Position) -> Option<Member> {
+        let slot = self.waiting.get(&position)?;
+        let (member, first) = self.slots.get(slot)?.ready?;
+        (first == position).then_some(member)
+    }
+
     /// An entry waits no longer: it goes out, or was acknowledged. False if it did not wait.
     pub(in super::super) fn take(&mut self, position: Position) -> bool {
         let Some(slot) = self.waiting.remove(&position) else {
@@ -174,16 +181,6 @@ impl Keys {
         }
         self.refresh(slot);
         true
-    }
-
-    /// Entries up to the mark-delete position wait no longer.
-    pub(in super::super) fn take_through(&mut self, mark_delete: Position) {
-        while let Some((position, _)) = self.waiting.first_key_value()
-            && *position <= mark_delete
-        {
-            let position = *position;
-            self.take(position);
-        }
     }
 
     /// The next waiting entry that may go to somebody who can take it: consumers in turns, each from its lowest position on.
@@ -248,27 +245,27 @@ impl Keys {
         true
     }
 
-    /// A consumer no longer holds an entry: acknowledged, or given back (then it [waits](Keys::wait) next).
-    pub(in super::super) fn released(&mut self, member: Member, slot: Slot) {
+    /// A consumer no longer holds an entry: acknowledged, or given back (then it [waits](Keys::wait) next). True if an entry that waits can go now.
+    pub(in super::super) fn released(&mut self, member: Member, slot: Slot) -> bool {
         if !self.ordered {
-            return;
+            return false;
         }
         let Some(state) = self.slots.get_mut(&slot) else {
-            return;
+            return false;
         };
         if state.count == 0 || state.holder != member {
-            return;
+            return false;
         }
         state.count -= 1;
         if state.count > 0 {
-            return;
+            return false;
         }
         state.unfinished = 0;
         state.blocked = 0;
         if self.selector.owner(slot) != Some(member) {
             *self.drained.entry(member).or_insert(0) += 1;
         }
-        self.refresh(slot);
+        self.refresh(slot)
     }
 
     /// Forgets what is out and what waits; consumers stay.
@@ -390,10 +387,10 @@ impl Keys {
         }
     }
 
-    /// Makes `ready` say of a slot what is true.
-    fn refresh(&mut self, slot: Slot) {
+    /// Makes `ready` say of a slot what is true. True if that lets an entry go.
+    fn refresh(&mut self, slot: Slot) -> bool {
         let Some(state) = self.slots.get_mut(&slot) else {
-            return;
+            return false;
         };
         let first = match state.waiting {
             0 => None,
@@ -404,7 +401,8 @@ impl Keys {
             .and_then(|(_, position)| {
                 free(state, self.selector.owner(slot)).map(|member| (member, *position))
             });
-        if ready != state.ready {
+        let changed = ready != state.ready;
+        if changed {
             if let Some((member, position)) = state.ready {
                 self.ready.remove(&(member, position, slot));
             }
@@ -417,6 +415,7 @@ impl Keys {
         if state.count == 0 && state.waiting == 0 {
             self.slots.remove(&slot);
         }
+        changed && ready.is_some()
     }
 }
 

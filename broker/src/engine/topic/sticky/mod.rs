@@ -12,9 +12,8 @@ mod keys;
 mod ring;
 mod selector;
 
-pub(super) use self::hash::murmur3_32;
 pub(super) use self::key::key_hash;
-pub(super) use self::keys::{Keys, Route};
+pub(super) use self::keys::{Draining, Keys, Route};
 pub(super) use self::selector::{Mode, Policy, Refused, Selector};
 
 /// A consumer, by its index in the subscription.

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::hash::{murmur3_32, ring_slot};
+use super::hash::ring_slot;
 use super::{LAST_SLOT, Member, Slot, Slots};
+use crate::engine::murmur::murmur3;
 
 /// A place on the ring. Of several at one slot the consumer that came first has it, and the others queue.
 type Point = (Slot, u64, Member);
@@ -153,5 +154,5 @@ impl Ring {
 /// The points of a consumer: the hashes of `name NUL index NUL number`, as in Pulsar, so that both give a key to the same consumer.
 fn points(seat: &Seat, count: u32) -> impl Iterator<Item = Slot> + use<> {
     let prefix = format!("{}\0{}\0", seat.name, seat.index);
-    (0..count).map(move |number| ring_slot(murmur3_32(format!("{prefix}{number}").as_bytes())))
+    (0..count).map(move |number| ring_slot(murmur3(format!("{prefix}{number}").as_bytes())))
 }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::keys::Draining;
 use super::*;
+use crate::engine::murmur::murmur3;
 use crate::store::log::Position;
 
 fn selector(kind: u8) -> Selector {
@@ -415,7 +416,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Publish(keys) => for key in keys {
-                    let slot = world.keys.slot(murmur3_32(&[key]));
+                    let slot = world.keys.slot(murmur3(&[key]));
                     let entry = world.model.slots.len() as i64;
                     world.model.slots.insert(entry, slot);
                 },
@@ -469,7 +470,7 @@ proptest! {
 fn two_keys(keys: &mut Keys) -> (Slot, Slot) {
     // One slot that moves when 1 joins, and one that stays with 0.
     keys.join(0, "first", &[]);
-    let slots: Vec<Slot> = (0..50).map(|n| keys.slot(murmur3_32(&[n]))).collect();
+    let slots: Vec<Slot> = (0..50).map(|n| keys.slot(murmur3(&[n]))).collect();
     keys.join(1, "second", &[]);
     let moves = *slots
         .iter()
