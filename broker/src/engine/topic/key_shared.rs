@@ -4,10 +4,12 @@
 //! back or was just read: reading goes on past it, up to a look-ahead, so that one consumer without credit, or one key that drains, does not
 //! hold the others up. At the look-ahead reading stops until something that waits can go.
 
+use std::collections::BTreeMap;
+
 use super::dispatcher::{Candidate, Choice};
 use super::pending::Held;
 use super::roster::{Consumer, Roster};
-use super::sticky::{Keys, Mode, Policy, Refused, Route, Selector, Slot};
+use super::sticky::{Draining, Keys, Mode, Policy, Refused, Route, Selector, Slot};
 use crate::engine::message::KeySharedMeta;
 use crate::engine::settings::Settings;
 use crate::store::log::Position;
@@ -20,6 +22,32 @@ const MAX_WAITING: usize = 1 << 20;
 pub(super) struct KeyShared {
     policy: Policy,
     keys: Keys,
+}
+
+/// The keys of a subscription, for statistics.
+#[allow(dead_code, reason = "see KeyShared::statistics")]
+#[derive(Debug)]
+pub(super) struct KeyStatistics {
+    /// `keySharedMode`.
+    pub(super) mode: &'static str,
+    /// `allowOutOfOrderDelivery`.
+    pub(super) allow_out_of_order: bool,
+    /// Entries that wait for their consumers: `msgInReplay`.
+    pub(super) waiting: usize,
+    /// By the consumers' indexes; those without an entry have nothing.
+    pub(super) consumers: BTreeMap<u32, ConsumerKeys>,
+}
+
+/// The keys of one consumer, for statistics.
+#[allow(dead_code, reason = "see KeyShared::statistics")]
+#[derive(Default, Debug)]
+pub(super) struct ConsumerKeys {
+    /// `keyHashRangeArrays`.
+    pub(super) ranges: Vec<(u32, u32)>,
+    /// `drainingHashes`: slots that are another's as soon as this consumer has nothing of them any more.
+    pub(super) draining: Vec<Draining>,
+    /// `drainingHashesClearedTotal`.
+    pub(super) drained: u64,
 }
 
 /// What a consumer wants.
@@ -61,9 +89,31 @@ impl KeyShared {
         self.policy
     }
 
-    /// The keys, for statistics.
-    pub(super) fn keys(&self) -> &Keys {
-        &self.keys
+    /// What statistics tell. It looks at every slot that is out.
+    #[allow(
+        dead_code,
+        reason = "the protocol's CONSUMER_STATS has no room for it; the admin API's statistics do"
+    )]
+    pub(super) fn statistics(&self) -> KeyStatistics {
+        let mut consumers: BTreeMap<u32, ConsumerKeys> = BTreeMap::new();
+        for (slots, owner) in self.keys.shares() {
+            let of = consumers.entry(owner).or_default();
+            of.ranges
+                .push((u32::from(slots.first), u32::from(slots.last)));
+        }
+        for draining in self.keys.draining() {
+            let of = consumers.entry(draining.holder).or_default();
+            of.draining.push(draining);
+        }
+        for (index, drained) in self.keys.drained() {
+            consumers.entry(index).or_default().drained = drained;
+        }
+        KeyStatistics {
+            mode: self.policy.mode.name(),
+            allow_out_of_order: self.policy.allow_out_of_order,
+            waiting: self.keys.waiting(),
+            consumers,
+        }
     }
 
     /// May a consumer that agrees on the policy join?
@@ -194,6 +244,8 @@ fn look_ahead(consumers: usize, settings: &Settings) -> usize {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::indexing_slicing)]
+
     use super::*;
 
     #[test]
@@ -209,5 +261,47 @@ mod tests {
         settings.max_unacked_messages_per_consumer = 0;
         settings.max_unacked_messages_per_subscription = 0;
         assert_eq!(look_ahead(1, &settings), MAX_WAITING);
+    }
+
+    fn candidate(entry: i64, key_hash: u32) -> Candidate {
+        Candidate {
+            position: Position::new(1, entry),
+            chunk: None,
+            key_hash,
+        }
+    }
+
+    #[test]
+    fn statistics_tell_ranges_and_what_drains() {
+        let mut keys = KeyShared::new(None, &Settings::default());
+        keys.keys.join(0, "alpha", &[]);
+        let stats = keys.statistics();
+        assert_eq!(
+            (stats.mode, stats.allow_out_of_order),
+            ("AUTO_SPLIT", false)
+        );
+        assert_eq!(stats.consumers[&0].ranges, [(1, 65_535)]);
+        for n in 0..100 {
+            assert!(keys.admit(0, &candidate(n, n as u32 * 600)));
+        }
+        keys.keys.join(1, "beta", &[]);
+        let stats = keys.statistics();
+        let [alpha, beta] = [0, 1].map(|index| &stats.consumers[&index]);
+        let moved = alpha.draining.len();
+        assert!((20..80).contains(&moved), "{moved}");
+        assert!(beta.draining.is_empty() && beta.ranges.len() > 10);
+        let owned = |range: &(u32, u32), slot: u32| (range.0..=range.1).contains(&slot);
+        for draining in &alpha.draining {
+            let slot = u32::from(draining.slot);
+            assert!(beta.ranges.iter().any(|range| owned(range, slot)));
+            assert_eq!((draining.unacked, draining.blocked), (1, 0));
+        }
+        for n in 0..100 {
+            let slot = keys.slot(&candidate(n, n as u32 * 600));
+            keys.released(0, slot);
+        }
+        let stats = keys.statistics();
+        assert_eq!(stats.consumers[&0].drained, moved as u64);
+        assert!(stats.consumers[&0].draining.is_empty());
     }
 }

@@ -296,9 +296,11 @@ impl Keys {
         draining
     }
 
-    /// Slots that a consumer drained until others could go on.
-    pub(in super::super) fn drained(&self, member: Member) -> u64 {
-        self.drained.get(&member).copied().unwrap_or(0)
+    /// How many slots consumers drained until others could go on.
+    pub(in super::super) fn drained(&self) -> impl Iterator<Item = (Member, u64)> + '_ {
+        self.drained
+            .iter()
+            .map(|(member, drained)| (*member, *drained))
     }
 
     /// What does not add up, if anything. `held` = the entries that are out, by slot and consumer.

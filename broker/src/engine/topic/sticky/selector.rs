@@ -18,6 +18,16 @@ pub(in crate::engine) enum Mode {
     Sticky,
 }
 
+impl Mode {
+    /// As the protocol spells it.
+    pub(in crate::engine) fn name(self) -> &'static str {
+        match self {
+            Mode::AutoSplit => "AUTO_SPLIT",
+            Mode::Sticky => "STICKY",
+        }
+    }
+}
+
 /// What all consumers of a Key_Shared subscription have to agree on.
 #[derive(Copy, Clone, Eq, PartialEq, Debug, Default)]
 pub(in crate::engine) struct Policy {
@@ -28,10 +38,7 @@ pub(in crate::engine) struct Policy {
 
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.mode {
-            Mode::AutoSplit => "AUTO_SPLIT",
-            Mode::Sticky => "STICKY",
-        })?;
+        f.write_str(self.mode.name())?;
         f.write_str(if self.allow_out_of_order {
             " with out-of-order delivery"
         } else {
