@@ -11,6 +11,7 @@ use super::dispatcher::{Candidate, Choice};
 use super::lanes::LaneSeat;
 use super::permits::Permits;
 use super::subscription::Subscription;
+use super::unacked::CoreUnacked;
 use super::{Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Delivery, Message};
@@ -85,11 +86,16 @@ impl Topics {
             confirmed,
             ..
         } = topic;
-        for (_, sub) in subs.iter_mut() {
+        let mut others = false;
+        for (sub_slot, sub) in subs.iter_mut() {
             if sub.resetting || sub.roster.is_empty() {
                 continue;
             }
+            let key = (slot, sub_slot as u32);
+            others |= self.unacked.settle(cx, key, sub);
             let mut run = Run {
+                unacked: &mut self.unacked,
+                key,
                 state,
                 seat,
                 sub,
@@ -109,6 +115,9 @@ impl Topics {
         }
         if again {
             topic.mark_dirty(&mut self.dirty);
+        }
+        if others {
+            self.wake_stopped();
         }
     }
 
@@ -192,6 +201,9 @@ struct Run<'a> {
     state: &'a TopicState,
     seat: &'a mut LaneSeat,
     sub: &'a mut Subscription,
+    unacked: &'a mut CoreUnacked,
+    /// Topic and subscription.
+    key: (u32, u32),
     confirmed: Position,
     partition: i32,
     hidden: Vec<Position>,
@@ -306,7 +318,7 @@ impl Run<'_> {
             self.sub.replay.pop_first();
             self.sub.redelivered.remove(&position);
         }
-        if self.sub.blocked {
+        if self.sub.blocked || self.sub.stopped {
             return None;
         }
         let next = self
@@ -399,6 +411,8 @@ impl Run<'_> {
             if limit > 0 && sub.pending.unacked() >= limit {
                 sub.blocked = true;
             }
+            // More is out than before: that lets nobody go on.
+            self.unacked.settle(cx, self.key, sub);
         }
         let delivery = Delivery {
             position,

@@ -34,6 +34,10 @@ pub(super) struct Subscription {
     pub(super) replay_hint: ReadHint,
     /// Too many unacknowledged messages: nothing new is read.
     pub(super) blocked: bool,
+    /// The broker's limit has stopped it: likewise.
+    pub(super) stopped: bool,
+    /// Unacknowledged messages as the core has counted them.
+    pub(super) counted: u64,
     /// A seek is running.
     pub(super) resetting: bool,
     /// Who asked for it: what finishes a reset must find the subscription that began it, not another one in its slot.
@@ -59,6 +63,8 @@ impl Subscription {
             hint: ReadHint::default(),
             replay_hint: ReadHint::default(),
             blocked: false,
+            stopped: false,
+            counted: 0,
             resetting: false,
             reset_for: None,
             waiting: Vec::new(),
@@ -157,6 +163,22 @@ impl Subscription {
             }
         }
         freed
+    }
+
+    /// Could an entry be handed out?
+    pub(super) fn stands_still(
+        &self,
+        state: &crate::store::log::TopicState,
+        confirmed: Position,
+    ) -> bool {
+        if self.resetting || !self.dispatcher.is_ready(&self.roster) {
+            return false;
+        }
+        let new = || {
+            let next = self.acks(state).next_unacked(&state.ledgers, self.read);
+            !self.blocked && !self.stopped && next.is_some_and(|next| next <= confirmed)
+        };
+        !self.replay.is_empty() || self.dispatcher.aside(&self.roster).is_some() || new()
     }
 
     /// What does not add up, if anything.
