@@ -200,6 +200,18 @@ settings! {
     max_unacked_messages_per_subscription: u64 = 200_000,
     "maxUnackedMessagesPerSubscription" in 0..=1000000000 as "messages", dynamic;
 
+    /// Unacknowledged messages of the whole broker, split over its cores, at which subscriptions that hold much get no more. 0 turns the limit off.
+    max_unacked_messages_per_broker: u64 = 0,
+    "maxUnackedMessagesPerBroker" in 0..=1000000000 as "messages", dynamic;
+
+    /// The part of that limit that a subscription may hold while the broker is at it.
+    max_unacked_messages_per_subscription_on_broker_blocked: f64 = 0.16,
+    "maxUnackedMessagesPerSubscriptionOnBrokerBlocked" in 0..=1, dynamic;
+
+    /// Take acknowledgments of parts of batches. Off: a batch is acknowledged as a whole or not at all.
+    acknowledgment_at_batch_index_level_enabled: bool = true,
+    "acknowledgmentAtBatchIndexLevelEnabled", dynamic;
+
     /// Entries after which a ledger is closed and the next begun.
     managed_ledger_max_entries_per_ledger: u64 = 50_000,
     "managedLedgerMaxEntriesPerLedger" in 1..=1000000000 as "entries";

@@ -56,6 +56,12 @@ pub struct Settings {
     pub max_unacked_messages_per_consumer: u32,
     /// The same for a whole Shared subscription; 0 = off.
     pub max_unacked_messages_per_subscription: u32,
+    /// The same for the whole broker, each core having its part; 0 = off.
+    pub max_unacked_messages_per_broker: u32,
+    /// The part of that limit up to which a subscription reads on while the broker is at it.
+    pub max_unacked_messages_per_subscription_on_broker_blocked: f64,
+    /// Parts of batches can be acknowledged.
+    pub acknowledgment_at_batch_index_level_enabled: bool,
     /// Entries at which a ledger is closed.
     pub managed_ledger_max_entries_per_ledger: u32,
     /// Age at which a ledger is closed, milliseconds.
@@ -106,6 +112,9 @@ impl Default for Settings {
             allow_auto_subscription_creation: true,
             max_unacked_messages_per_consumer: 50_000,
             max_unacked_messages_per_subscription: 200_000,
+            max_unacked_messages_per_broker: 0,
+            max_unacked_messages_per_subscription_on_broker_blocked: 0.16,
+            acknowledgment_at_batch_index_level_enabled: true,
             managed_ledger_max_entries_per_ledger: 50_000,
             managed_ledger_max_ledger_rollover_time_ms: 4 * 3600 * 1000,
             managed_ledger_max_size_per_ledger: 2 << 30,

@@ -194,6 +194,11 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_unacked_messages_per_subscription: to_u32(
             settings.max_unacked_messages_per_subscription,
         ),
+        max_unacked_messages_per_broker: to_u32(settings.max_unacked_messages_per_broker),
+        max_unacked_messages_per_subscription_on_broker_blocked: settings
+            .max_unacked_messages_per_subscription_on_broker_blocked,
+        acknowledgment_at_batch_index_level_enabled: settings
+            .acknowledgment_at_batch_index_level_enabled,
         managed_ledger_max_entries_per_ledger: to_u32(
             settings.managed_ledger_max_entries_per_ledger,
         ),

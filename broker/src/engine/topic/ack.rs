@@ -27,6 +27,12 @@ const UNCHECKED_WORDS: usize = 32;
 pub(super) const MAX_WORDS: usize = 1024;
 const RESETTING: &str = "the subscription is being reset";
 
+/// Is this a part of a batch, where only whole entries are acknowledged?
+fn is_partial(cx: &Context, ack_set: &[i64]) -> bool {
+    !cx.settings.acknowledgment_at_batch_index_level_enabled
+        && ack_set.iter().any(|word| *word != 0)
+}
+
 impl Topics {
     /// ACK. The answer, if one was asked for, says that the acknowledgment is on disk.
     pub(super) fn ack(
@@ -60,12 +66,14 @@ impl Topics {
             // Anything but one id, and any id on a Shared subscription, is accepted and means nothing.
             match ids.as_slice() {
                 [id] if !sub.dispatcher.tracks_pending() => {
-                    self.ack_cumulative(slot, sub_slot, id, now)
+                    self.ack_cumulative(cx, slot, sub_slot, id, now)
                 }
                 _ => None,
             }
         } else {
-            self.ack_individually(cx, slot, sub_slot, consumer, ids, now)
+            let refusal = self.ack_individually(cx, slot, sub_slot, consumer, ids, now);
+            self.settle_unacked(cx, slot, sub_slot);
+            refusal
         };
         if let Some(seat) = self.lanes.get_mut(lane)
             && seat.is_full()
@@ -88,7 +96,14 @@ impl Topics {
         }
     }
 
-    fn ack_cumulative(&mut self, slot: u32, sub_slot: u32, id: &AckedId, now: Now) -> Refusal {
+    fn ack_cumulative(
+        &mut self,
+        cx: &Context,
+        slot: u32,
+        sub_slot: u32,
+        id: &AckedId,
+        now: Now,
+    ) -> Refusal {
         let topic = self.topics.get_mut(slot as usize)?;
         let seat = self.lanes.get_mut(topic.lane)?;
         let sub = topic.subs.get_mut(sub_slot as usize)?;
@@ -99,6 +114,19 @@ impl Topics {
             return Some((ServerError::UnknownError, WIDE_SET));
         }
         let before = mark_delete(&topic.state, sub);
+        let id = if is_partial(cx, &id.ack_set) {
+            // Without acknowledgment of batch indexes the batch stays, and what is in front of it goes.
+            let position = topic.state.ledgers.prev(id.position);
+            if position <= before {
+                return None;
+            }
+            &AckedId {
+                position,
+                ack_set: Vec::new(),
+            }
+        } else {
+            id
+        };
         let outcome = match sub.cursor {
             Some(cursor) => {
                 let outcome = topic
@@ -147,6 +175,9 @@ impl Topics {
         for id in ids {
             if id.position > topic.confirmed {
                 refusal = Some((ServerError::UnknownError, BEYOND));
+                continue;
+            }
+            if is_partial(cx, &id.ack_set) {
                 continue;
             }
             let batch_size = match id.ack_set.len() {
@@ -225,51 +256,46 @@ impl Topics {
         epoch: Option<u64>,
     ) {
         let Some(ConsumerSeat {
-            topic,
-            sub,
+            topic: slot,
+            sub: sub_slot,
             consumer,
         }) = self.consumer_seat(client)
         else {
             return;
         };
-        let Some(topic) = self.topics.get_mut(topic as usize) else {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
-        let Some(sub) = topic.subs.get_mut(sub as usize) else {
+        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return;
         };
         if sub.dispatcher.tracks_pending() {
             sub.give_back(consumer, ids);
             sub.unblock(cx, Some(consumer));
+            // Who gives something back goes on at once, not at half the limit only.
+            let limit = u64::from(cx.settings.max_unacked_messages_per_consumer);
+            if sub.pending.unacked_of(consumer) < limit {
+                sub.roster.unblock(consumer);
+            }
         } else if !sub.dispatcher.is_served(consumer) {
             // A Failover consumer that waits has nothing to give back, and a change on its way starts over anyway.
             return;
         } else {
             // Everything unacknowledged comes again, stamped with the new epoch so that older deliveries can be told apart.
-            let from = mark_delete(&topic.state, sub);
-            sub.rewind(from);
             if let Some(entry) = sub.roster.get_mut(consumer)
                 && epoch.is_some()
             {
+                if epoch < entry.epoch {
+                    // Overtaken by a later one.
+                    return;
+                }
                 entry.epoch = epoch;
             }
+            let from = mark_delete(&topic.state, sub);
+            sub.rewind(from);
         }
         topic.mark_dirty(&mut self.dirty);
-    }
-}
-
-impl Topics {
-    /// Settings have changed: whoever was blocked under the old ones is looked at again.
-    pub(super) fn reconsider_unacked(&mut self, cx: &Context) {
-        for (_, topic) in &mut self.topics {
-            let mut freed = false;
-            for (_, sub) in &mut topic.subs {
-                freed |= sub.unblock(cx, None);
-            }
-            if freed {
-                topic.mark_dirty(&mut self.dirty);
-            }
-        }
+        self.settle_unacked(cx, slot, sub_slot);
     }
 }
 

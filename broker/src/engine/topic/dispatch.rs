@@ -12,10 +12,10 @@ use super::lanes::LaneSeat;
 use super::permits::Permits;
 use super::sticky::key_hash;
 use super::subscription::Subscription;
+use super::unacked::CoreUnacked;
 use super::{Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Delivery, Message};
-use crate::engine::settings::Settings;
 use crate::engine::time::Now;
 use crate::store::log::{AckedId, Position, Read, ReadHint, TopicState};
 
@@ -91,11 +91,16 @@ impl Topics {
             confirmed,
             ..
         } = topic;
-        for (_, sub) in subs.iter_mut() {
+        let mut others = false;
+        for (sub_slot, sub) in subs.iter_mut() {
             if sub.resetting || sub.roster.is_empty() {
                 continue;
             }
+            let key = (slot, sub_slot as u32);
+            others |= self.unacked.settle(cx, key, sub);
             let mut run = Run {
+                unacked: &mut self.unacked,
+                key,
                 state,
                 seat,
                 sub,
@@ -115,6 +120,9 @@ impl Topics {
         }
         if again {
             topic.mark_dirty(&mut self.dirty);
+        }
+        if others {
+            self.wake_stopped();
         }
     }
 
@@ -197,6 +205,9 @@ struct Run<'a> {
     state: &'a TopicState,
     seat: &'a mut LaneSeat,
     sub: &'a mut Subscription,
+    unacked: &'a mut CoreUnacked,
+    /// Topic and subscription.
+    key: (u32, u32),
     confirmed: Position,
     partition: i32,
     hidden: Vec<Position>,
@@ -206,7 +217,7 @@ impl Run<'_> {
     /// True if there is more to do and only the turn is over.
     fn dispatch(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
         let sub = &mut *self.sub;
-        sub.dispatcher.wake(sub.roster.risen());
+        sub.dispatcher.begin_run(&sub.roster, &cx.settings);
         let more = self.hand_out(cx, slot, now);
         self.sub.dispatcher.end_run();
         self.sub.roster.settle();
@@ -219,7 +230,7 @@ impl Run<'_> {
             if !self.sub.dispatcher.is_ready(&self.sub.roster) {
                 return false;
             }
-            let Some((position, source)) = self.next(&cx.settings) else {
+            let Some((position, source)) = self.next() else {
                 return false;
             };
             let hint = if source == Source::New {
@@ -307,7 +318,7 @@ impl Run<'_> {
     }
 
     /// The next entry to hand out: what was put aside and can go now, what came back, then what was never read.
-    fn next(&mut self, settings: &Settings) -> Option<(Position, Source)> {
+    fn next(&mut self) -> Option<(Position, Source)> {
         if let Some(position) = self.aside() {
             return Some((position, Source::Aside));
         }
@@ -318,7 +329,7 @@ impl Run<'_> {
             self.sub.replay.pop_first();
             self.sub.redelivered.remove(&position);
         }
-        if self.sub.blocked || !self.sub.dispatcher.reads_on(&self.sub.roster, settings) {
+        if self.sub.blocked || self.sub.stopped || !self.sub.dispatcher.reads_on() {
             return None;
         }
         let next = self
@@ -425,6 +436,8 @@ impl Run<'_> {
             if limit > 0 && sub.pending.unacked() >= limit {
                 sub.blocked = true;
             }
+            // More is out than before: that lets nobody go on.
+            self.unacked.settle(cx, self.key, sub);
         }
         let delivery = Delivery {
             position,

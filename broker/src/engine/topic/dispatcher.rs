@@ -189,10 +189,10 @@ impl Dispatcher {
         }
     }
 
-    /// These consumers can be sent something again.
-    pub(super) fn wake(&mut self, risen: &[u32]) {
+    /// A run of dispatch begins.
+    pub(super) fn begin_run(&mut self, roster: &Roster, settings: &Settings) {
         if let Dispatcher::KeyShared(keys) = self {
-            keys.wake(risen);
+            keys.begin_run(roster, settings);
         }
     }
 
@@ -272,9 +272,19 @@ impl Dispatcher {
     }
 
     /// May entries be read that never were?
-    pub(super) fn reads_on(&self, roster: &Roster, settings: &Settings) -> bool {
-        self.keys()
-            .is_none_or(|keys| keys.reads_on(roster.len(), settings))
+    pub(super) fn reads_on(&self) -> bool {
+        self.keys().is_none_or(KeyShared::reads_on)
+    }
+
+    /// Could an entry that is put aside go now? For tests: it looks at everything.
+    pub(super) fn has_aside(&self, roster: &Roster) -> bool {
+        match self {
+            Dispatcher::Single { .. } => false,
+            Dispatcher::Shared(chunks) => chunks
+                .parked()
+                .any(|(_, owner)| roster.get(owner).is_some_and(Consumer::available)),
+            Dispatcher::KeyShared(keys) => keys.has_next(roster),
+        }
     }
 
     /// The first entry put aside that can go now.

@@ -257,6 +257,7 @@ impl Topics {
             topic.mark_dirty(&mut self.dirty);
             self.elect(cx, slot, sub_slot, None, now);
         }
+        self.settle_unacked(cx, slot, sub_slot);
     }
 
     /// Forgets a subscription. Consumers that waited for it to be reset open it anew.
@@ -273,6 +274,7 @@ impl Topics {
         let Some(sub) = topic.subs.try_remove(sub_slot as usize) else {
             return;
         };
+        self.unacked.forget((slot, sub_slot), &sub);
         topic.sub_names.remove(&sub.name);
         topic.trim_if_loose(&mut self.lanes, now);
         self.reopen_waiting(cx, sub.waiting, now);

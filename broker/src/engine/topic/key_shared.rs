@@ -22,6 +22,8 @@ const MAX_WAITING: usize = 1 << 20;
 pub(super) struct KeyShared {
     policy: Policy,
     keys: Keys,
+    /// Entries that may wait, as of the last run.
+    look_ahead: usize,
 }
 
 /// The keys of a subscription, for statistics.
@@ -81,6 +83,7 @@ impl KeyShared {
         KeyShared {
             policy,
             keys: Keys::new(selector, !policy.allow_out_of_order),
+            look_ahead: 0,
         }
     }
 
@@ -135,11 +138,12 @@ impl KeyShared {
             .leave(index, held.map(|(position, held)| (position, held.slot)));
     }
 
-    /// Consumers can take entries again.
-    pub(super) fn wake(&mut self, risen: &[u32]) {
-        for index in risen {
+    /// A run of dispatch begins: some consumers can take entries again, and settings or the number of consumers may have changed.
+    pub(super) fn begin_run(&mut self, roster: &Roster, settings: &Settings) {
+        for index in roster.risen() {
             self.keys.wake(*index);
         }
+        self.look_ahead = look_ahead(roster.len(), settings);
     }
 
     /// The slot of an entry.
@@ -209,8 +213,14 @@ impl KeyShared {
 
     /// May reading go on while entries wait? As in Pulsar, the limits on unacknowledged messages count where both limits of the
     /// look-ahead are off.
-    pub(super) fn reads_on(&self, consumers: usize, settings: &Settings) -> bool {
-        self.keys.waiting() < look_ahead(consumers, settings)
+    pub(super) fn reads_on(&self) -> bool {
+        self.keys.waiting() < self.look_ahead
+    }
+
+    /// Could an entry that waits go now? For tests: it looks at all lines.
+    pub(super) fn has_next(&self, roster: &Roster) -> bool {
+        let mut ready = self.keys.ready();
+        ready.any(|index| roster.get(index).is_some_and(Consumer::available))
     }
 
     /// What does not add up, if anything.

@@ -35,6 +35,10 @@ pub(super) struct Subscription {
     pub(super) replay_hint: ReadHint,
     /// Too many unacknowledged messages: nothing new is read.
     pub(super) blocked: bool,
+    /// The broker's limit has stopped it: likewise.
+    pub(super) stopped: bool,
+    /// Unacknowledged messages as the core has counted them.
+    pub(super) counted: u64,
     /// A seek is running.
     pub(super) resetting: bool,
     /// Who asked for it: what finishes a reset must find the subscription that began it, not another one in its slot.
@@ -60,6 +64,8 @@ impl Subscription {
             hint: ReadHint::default(),
             replay_hint: ReadHint::default(),
             blocked: false,
+            stopped: false,
+            counted: 0,
             resetting: false,
             reset_for: None,
             waiting: Vec::new(),
@@ -163,6 +169,23 @@ impl Subscription {
             }
         }
         freed
+    }
+
+    /// Could an entry be handed out?
+    pub(super) fn stands_still(
+        &self,
+        state: &crate::store::log::TopicState,
+        confirmed: Position,
+    ) -> bool {
+        if self.resetting || !self.dispatcher.is_ready(&self.roster) {
+            return false;
+        }
+        let new = || {
+            let next = self.acks(state).next_unacked(&state.ledgers, self.read);
+            let reads = !self.blocked && !self.stopped && self.dispatcher.reads_on();
+            reads && next.is_some_and(|next| next <= confirmed)
+        };
+        !self.replay.is_empty() || self.dispatcher.has_aside(&self.roster) || new()
     }
 
     /// What does not add up, if anything.

@@ -210,6 +210,11 @@ impl Keys {
         self.turn = self.turn.saturating_add(1);
     }
 
+    /// Who has lines whose first entry may go; once for each line.
+    pub(in super::super) fn ready(&self) -> impl Iterator<Item = Member> + '_ {
+        self.ready.iter().map(|(member, _, _)| *member)
+    }
+
     /// A consumer can take entries again.
     pub(in super::super) fn wake(&mut self, member: Member) {
         let first = self.ready.range((member, FIRST, 0)..).next();
