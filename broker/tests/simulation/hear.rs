@@ -97,9 +97,7 @@ impl Actor {
 
                 if let Some(consumer) = self.consumers.remove(&id) {
                     self.acks_of(consumer.key);
-                    shared.subs[consumer.sub]
-                        .held
-                        .retain(|_, holder| *holder != consumer.key);
+                    shared.subs[consumer.sub].left(consumer.key);
                     let sub = &shared.subs[consumer.sub];
                     assert!(
                         sub.loose,

@@ -15,6 +15,7 @@ mod actor;
 mod consume;
 mod failover;
 mod hear;
+mod key_shared;
 mod model;
 mod publish;
 mod rates;
