@@ -6,6 +6,7 @@
 pub mod context;
 pub mod message;
 pub mod metadata;
+mod murmur;
 pub mod name;
 pub mod output;
 mod reply;
@@ -31,6 +32,7 @@ use self::session::Sessions;
 pub use self::session::throttling::ReadRule;
 pub use self::settings::{AutoTopicType, PublishPacing, ServiceAddress, Settings};
 pub use self::time::Now;
+pub use self::topic::Books;
 use self::topic::Topics;
 pub use self::topic::rates::SharedRates;
 use crate::store::chunk::Chunk;
@@ -312,6 +314,12 @@ impl Engine {
                 self.topics.message(&mut self.cx, message, now);
             }
         }
+    }
+
+    /// What every consumer was granted and sent. An error says what does not add up: balances, totals, pending acks, ready lists. For tests: it
+    /// looks at everything.
+    pub fn audit(&self) -> Result<Vec<Books>, String> {
+        self.topics.audit()
     }
 
     /// The effects of the turn.
