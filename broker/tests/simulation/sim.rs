@@ -105,10 +105,12 @@ impl Run {
         let mut subs = Vec::new();
         for topic in 0..topics.len() {
             for name in 0..rng.range(1, 2) {
+                let shared = rng.one_in(2);
                 subs.push(Sub {
                     topic,
                     name: format!("s{name}"),
-                    shared: rng.one_in(2),
+                    shared,
+                    failover: !shared && rng.one_in(2),
                     ..Sub::default()
                 });
             }
@@ -368,6 +370,9 @@ impl Run {
             conn.stuck = false;
         }
         self.settle();
+        // Changes of active consumers take effect.
+        self.world.advance(1000);
+        self.settle();
         for index in 0..self.actors.len() {
             self.actors[index].ask_stats(&mut self.world, &self.shared, true);
         }
@@ -380,8 +385,10 @@ impl Run {
         self.settle();
         for sub in &mut self.shared.subs {
             sub.loose = false;
+            sub.at_rest();
         }
         self.check_progress();
+        self.check_books();
         for actor in &self.actors {
             assert!(actor.is_idle(), "no answer came: {actor:?}");
             if let Some(peer) = actor.peer {
@@ -434,7 +441,12 @@ impl Run {
                 .iter()
                 .flat_map(|actor| actor.consumers.values());
             if sub.holders_unknown
-                || !consumers.any(|c| c.sub == index && c.opening.is_none() && c.given > c.taken)
+                || !consumers.any(|c| {
+                    c.sub == index
+                        && c.opening.is_none()
+                        && c.given > c.taken
+                        && (c.active || !sub.failover)
+                })
             {
                 continue;
             }
@@ -449,6 +461,25 @@ impl Run {
                 }
             }
         }
+    }
+
+    /// At rest, the broker's books of every consumer say what its client knows: what it has granted, and what it was sent.
+    fn check_books(&self) {
+        let mut theirs: Vec<(u64, i64, i64)> = Vec::new();
+        for core in 0..self.world.config.cores {
+            let books = self.world.engine(core).audit().unwrap();
+            theirs.extend(
+                books
+                    .iter()
+                    .map(|b| (b.client.id, b.granted as i64, b.delivered as i64)),
+            );
+        }
+        let consumers = self.actors.iter().flat_map(|actor| &actor.consumers);
+        let mut ours: Vec<(u64, i64, i64)> =
+            consumers.map(|(id, c)| (*id, c.given, c.taken)).collect();
+        theirs.sort_unstable();
+        ours.sort_unstable();
+        assert_eq!(theirs, ours, "the broker's books, and the clients'");
     }
 
     fn settle(&mut self) {
@@ -487,6 +518,7 @@ impl Run {
             }
             sub.loose = false;
             sub.holders_unknown = false;
+            sub.at_rest();
             assert!(sub.held.is_empty());
         }
         assert_eq!(
