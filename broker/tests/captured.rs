@@ -71,7 +71,7 @@ const RECORDINGS: &[(&str, Status, Needs)] = &[
     ),
     ("py-exclusive-ack", Replayed, NEEDS),
     ("py-failover", Replayed, Needs { left: 1, ..NEEDS }),
-    ("py-key-shared", Replayed, NEEDS),
+    ("py-key-shared", Replayed, Needs { left: 8, ..NEEDS }),
     (
         "py-partitioned-producer",
         Replayed,
