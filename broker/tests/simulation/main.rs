@@ -25,3 +25,4 @@ mod rng;
 mod runs;
 mod sim;
 mod sources;
+mod terminate;

@@ -75,6 +75,7 @@ impl Topics {
             self.settle_unacked(cx, slot, sub_slot);
             refusal
         };
+        self.announce_end(cx, slot, sub_slot);
         if let Some(seat) = self.lanes.get_mut(lane)
             && seat.is_full()
             && seat.hold(client.session)
