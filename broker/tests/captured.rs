@@ -60,15 +60,7 @@ const RECORDINGS: &[(&str, Status, Needs)] = &[
         },
     ),
     ("py-cumulative-ack", Replayed, Needs { left: 1, ..NEEDS }),
-    (
-        "py-errors",
-        Later(Refusal {
-            feature: "Producer access modes other than Shared",
-            line: 44,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
+    ("py-errors", Replayed, NEEDS),
     ("py-exclusive-ack", Replayed, NEEDS),
     ("py-failover", Replayed, Needs { left: 1, ..NEEDS }),
     ("py-key-shared", Replayed, Needs { left: 8, ..NEEDS }),

@@ -260,6 +260,7 @@ impl Run {
         let consumers: Vec<u64> = actor.consumers.keys().copied().collect();
         match rng.below(100) {
             0..=34 => match rng.pick(&producers) {
+                Some(id) if actor.producers[&id].failed => actor.close_producer(world, id),
                 Some(id) => {
                     for _ in 0..rng.range(1, 6) {
                         let size = match rng.below(8) {

@@ -319,12 +319,11 @@ impl Topics {
             Message::Publish {
                 send,
                 num_messages,
-                kind,
                 awaits,
                 refused,
                 frame,
             } => {
-                self.publish(cx, send, num_messages, kind, refused, &frame, now);
+                self.publish(cx, send, num_messages, refused, &frame, now);
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
