@@ -412,6 +412,10 @@ settings! {
     fault_sync_delay_seconds: u64 = 0,
     "faultSyncDelaySeconds" in 0..=86400 as "seconds";
 
+    /// A test aid, to see the broker while storage does nothing at all: log writes wait while this file exists. Empty: none.
+    fault_sync_hold_file: String = String::new(),
+    "faultSyncHoldFile";
+
     /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.
     io_memory_kb: u64 = 64,
     "ioMemoryKb" in 64..=1048576 as "KiB";

@@ -166,6 +166,11 @@ impl Engine {
         self.sessions.held_connections()
     }
 
+    /// Topics whose own publish rate has held a connection, by full name, and how often. Looks at each of them.
+    pub fn rate_limited_topics(&self) -> Vec<(String, u64)> {
+        self.topics.rate_limited()
+    }
+
     /// Takes over settings that changed while running; whoever waits because of an old one is looked at again at once.
     pub fn configure(&mut self, settings: Arc<Settings>, now: Now) {
         self.cx.configure(settings);

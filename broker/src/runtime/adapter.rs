@@ -129,6 +129,12 @@ impl CoreEngine for Engine {
             held: self.held(),
             throttled: self.held_connections(),
             rate_limited: stats.counters.topic_rate_holds,
+            holds: stats.counters.holds,
+            ..Figures::default()
         }
+    }
+
+    fn rate_limited_topics(&self) -> Vec<(String, u64)> {
+        Engine::rate_limited_topics(self)
     }
 }

@@ -572,8 +572,13 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         if began_us < self.figures_due_us {
             return;
         }
-        let figures = self.engine.figures();
+        let mut figures = self.engine.figures();
         if let Ok(mut shown) = self.figures.lock() {
+            figures.rate_limited_topics = if figures.rate_limited == shown.rate_limited {
+                Arc::clone(&shown.rate_limited_topics)
+            } else {
+                self.engine.rate_limited_topics().into()
+            };
             *shown = figures;
         }
         let cost = self.clock.us().saturating_sub(began_us);

@@ -56,6 +56,9 @@ pub(super) struct Intake {
     evicted: AtomicU64,
     /// Connections that are not read because of memory.
     held: AtomicUsize,
+    /// Times a connection began to be held by memory, and times it was let go, its end included.
+    holds: AtomicU64,
+    releases: AtomicU64,
 }
 
 impl Intake {
@@ -74,6 +77,8 @@ impl Intake {
             stood: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             held: AtomicUsize::new(0),
+            holds: AtomicU64::new(0),
+            releases: AtomicU64::new(0),
         }
     }
 
@@ -88,6 +93,24 @@ impl Intake {
     /// Connections that are not read because of memory.
     pub(super) fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed) as u64
+    }
+
+    /// Times a connection began to be held by memory, and times it was let go, its end included.
+    pub(super) fn holds(&self) -> (u64, u64) {
+        (
+            self.holds.load(Ordering::Relaxed),
+            self.releases.load(Ordering::Relaxed),
+        )
+    }
+
+    fn hold(&self) {
+        self.holds.fetch_add(1, Ordering::Relaxed);
+        self.held.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn let_go(&self) {
+        self.held.fetch_sub(1, Ordering::Relaxed);
+        self.releases.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -331,7 +354,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 conn.excuse(now);
             } else if conn.inbound.held {
                 conn.inbound.held = false;
-                self.memory.intake.held.fetch_sub(1, Ordering::Relaxed);
+                self.memory.intake.let_go();
             }
         }
         source
@@ -380,7 +403,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         }
         let conn = self.conns.get_mut(key)?;
         if !std::mem::replace(&mut conn.inbound.held, true) {
-            self.memory.intake.held.fetch_add(1, Ordering::Relaxed);
+            self.memory.intake.hold();
         }
         None
     }
@@ -454,7 +477,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             self.memory.intake.holders.fetch_sub(1, Ordering::Relaxed);
         }
         if std::mem::take(&mut inbound.held) {
-            self.memory.intake.held.fetch_sub(1, Ordering::Relaxed);
+            self.memory.intake.let_go();
         }
         if std::mem::take(&mut inbound.listed) {
             self.memory.waiting.retain(|other| *other != key);

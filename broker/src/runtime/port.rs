@@ -6,8 +6,9 @@ pub(super) use crate::engine::{ConnId, CoreId, Now};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use vela_codec::Frame;
-use vela_limiter::Reason;
+use vela_limiter::{HoldCounts, Reason};
 
 /// Bytes that wait to be sent on one connection.
 pub(super) trait Output {
@@ -52,7 +53,7 @@ impl<M> NetworkEffects<M> {
 }
 
 /// What `/metrics` shows of one core's engine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Figures {
     /// Open connections.
     pub(super) connections: u64,
@@ -84,6 +85,10 @@ pub(super) struct Figures {
     pub(super) throttled: u64,
     /// Times a topic's publish rate held a connection, since the start.
     pub(super) rate_limited: u64,
+    /// The same by topic, for those with any. Only the runtime's copy has it.
+    pub(super) rate_limited_topics: Arc<[(String, u64)]>,
+    /// Holds of connections and their ends, since the start.
+    pub(super) holds: HoldCounts,
 }
 
 /// Buffer memory of one core's engine, in bytes.
@@ -157,6 +162,10 @@ pub(super) trait CoreEngine: 'static {
     }
     /// Figures for `/metrics`.
     fn figures(&self) -> Figures;
+    /// Topics whose publish rate has held a connection, and how often. Asked when the sum of it has changed.
+    fn rate_limited_topics(&self) -> Vec<(String, u64)> {
+        Vec::new()
+    }
 }
 
 /// One core's way to the disk. It never blocks the core: helpers do the work, and wake the core when done.

@@ -414,6 +414,19 @@ impl Run {
                 self.world.engine(core).is_quiet(),
                 "core {core} is not quiet"
             );
+            let (held, counts) = (
+                self.world.engine(core).held(),
+                self.world.engine(core).stats().counters.holds,
+            );
+            for (reason, held) in vela_limiter::Reason::ALL.into_iter().zip(held) {
+                assert_eq!(
+                    counts.holds(reason) - counts.releases(reason),
+                    held,
+                    "holds of {} do not pair up with their ends",
+                    reason.name()
+                );
+            }
+            assert!(counts.paused - counts.resumed <= self.world.engine(core).held_connections());
         }
         assert_eq!(self.world.mail_len(), 0);
         assert_eq!(

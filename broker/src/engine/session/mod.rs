@@ -283,7 +283,7 @@ impl Sessions {
             cx.post(core, Message::Probed { probe, alive: true });
         }
         Self::handle(session, cx, frame, now);
-        session.watch_output();
+        session.watch_output(cx);
         session.reading = session.wants_frames(cx.settings.publish_pacing)
             && session.read_rule() == throttling::ReadRule::Read;
         self.reconsider_bytes(cx, now);
@@ -320,6 +320,7 @@ impl Sessions {
         self.free.push(conn.slot);
         self.connected -= 1;
         session.stage = Stage::Closing;
+        session.end_holds(cx);
         for (id, client) in std::mem::take(&mut session.producers) {
             if !matches!(client.state, ClientState::Closing) {
                 let client_ref = session.client_ref(&client, id);
@@ -370,7 +371,7 @@ impl Sessions {
                 cx.post(core, Message::Written { client, bytes });
             }
         }
-        session.watch_output();
+        session.watch_output(cx);
         Self::settle(session, cx, now);
     }
 
@@ -446,7 +447,7 @@ impl Sessions {
                 };
                 session.send(cx, &command);
                 // Questions may be much shorter than their answers: no more of them until these are read.
-                session.watch_answers();
+                session.watch_answers(cx);
             }
             Message::Hold { session, reason } => self.throttle(cx, session, reason, true, now),
             Message::Release { session, reason } => self.throttle(cx, session, reason, false, now),

@@ -86,6 +86,11 @@ impl Session {
         }
     }
 
+    /// The connection is gone, and with it what held it.
+    pub(super) fn end_holds(&mut self, cx: &mut Context) {
+        self.holds.throttle.end(&mut cx.counters.holds);
+    }
+
     pub(super) fn throttle(&self) -> &Throttle {
         &self.holds.throttle
     }
@@ -97,15 +102,20 @@ impl Session {
         let limit = cx.settings.max_pending_publish_requests_per_connection;
         if limit > 0 && self.pending_publishes >= limit {
             let holds = &mut self.holds;
-            let _ = holds
-                .pending_requests
-                .set(&mut holds.throttle, Reason::PendingRequests, true);
+            let _ = holds.pending_requests.set(
+                &mut holds.throttle,
+                Reason::PendingRequests,
+                true,
+                &mut cx.counters.holds,
+            );
         }
     }
 
     /// Holds itself until the topic's core has charged the publish and says whether it may go on.
-    pub(super) fn await_charge(&mut self) {
-        self.holds.throttle.hold(Reason::TopicRate);
+    pub(super) fn await_charge(&mut self, cx: &mut Context) {
+        self.holds
+            .throttle
+            .hold(Reason::PublishCharge, &mut cx.counters.holds);
     }
 
     /// One SEND has its answer. True if the session may go on because of it.
@@ -116,15 +126,17 @@ impl Session {
     }
 
     /// Goes on when few enough SENDs are unanswered: half of the limit, or any number when there is none. True if it may because of that.
-    fn release_requests(&mut self, cx: &Context) -> bool {
+    fn release_requests(&mut self, cx: &mut Context) -> bool {
         let limit = cx.settings.max_pending_publish_requests_per_connection;
         let few = limit == 0 || self.pending_publishes <= limit / 2;
         if self.holds.pending_requests.is_on() && few {
             let holds = &mut self.holds;
-            let free =
-                holds
-                    .pending_requests
-                    .set(&mut holds.throttle, Reason::PendingRequests, false);
+            let free = holds.pending_requests.set(
+                &mut holds.throttle,
+                Reason::PendingRequests,
+                false,
+                &mut cx.counters.holds,
+            );
             return free.reason_free;
         }
         false
@@ -132,35 +144,44 @@ impl Session {
 
     /// Looks at how much output waits. Stops the session's own requests at the high mark, whatever the peer's settings: bounded always
     /// (PIP-434 makes this optional).
-    pub(super) fn watch_output(&mut self) {
+    pub(super) fn watch_output(&mut self, cx: &mut Context) {
         let holds = &mut self.holds;
         if self.out.len() > OUTBOUND_HIGH {
-            let _ = holds
-                .outbound_full
-                .set(&mut holds.throttle, Reason::OutboundFull, true);
+            let _ = holds.outbound_full.set(
+                &mut holds.throttle,
+                Reason::OutboundFull,
+                true,
+                &mut cx.counters.holds,
+            );
             // So that the release tells the runtime to go on.
             self.reading = false;
         } else if self.out.len() <= OUTBOUND_LOW {
-            let _ = holds
-                .outbound_full
-                .set(&mut holds.throttle, Reason::OutboundFull, false);
+            let _ = holds.outbound_full.set(
+                &mut holds.throttle,
+                Reason::OutboundFull,
+                false,
+                &mut cx.counters.holds,
+            );
         }
     }
 
     /// The same where an answer was written outside of its frame: above the high mark the session takes nothing more.
-    pub(super) fn watch_answers(&mut self) {
+    pub(super) fn watch_answers(&mut self, cx: &mut Context) {
         if self.out.len() > OUTBOUND_HIGH {
-            self.watch_output();
+            self.watch_output(cx);
             self.reading = false;
         }
     }
 
     /// Follows the core's pending publish bytes.
-    pub(super) fn follow_pending_bytes(&mut self, held: bool) {
+    pub(super) fn follow_pending_bytes(&mut self, cx: &mut Context, held: bool) {
         let holds = &mut self.holds;
-        let _ = holds
-            .pending_bytes
-            .set(&mut holds.throttle, Reason::PendingBytes, held);
+        let _ = holds.pending_bytes.set(
+            &mut holds.throttle,
+            Reason::PendingBytes,
+            held,
+            &mut cx.counters.holds,
+        );
         if held {
             // So that the release tells the runtime to go on.
             self.reading = false;
@@ -200,10 +221,13 @@ impl Sessions {
             return;
         };
         if hold {
-            session.holds.throttle.hold(reason);
+            session.holds.throttle.hold(reason, &mut cx.counters.holds);
             session.reading = false;
         } else {
-            let _ = session.holds.throttle.release(reason);
+            let _ = session
+                .holds
+                .throttle
+                .release(reason, &mut cx.counters.holds);
             Self::settle(session, cx, now);
         }
     }
@@ -242,7 +266,7 @@ impl Sessions {
             if let Some(session) = slot.session.as_deref_mut()
                 && session.stage != Stage::Start
             {
-                session.follow_pending_bytes(held);
+                session.follow_pending_bytes(cx, held);
             }
         }
     }
@@ -256,7 +280,7 @@ impl Sessions {
         {
             Self::handle(session, cx, *frame, now);
         }
-        session.watch_answers();
+        session.watch_answers(cx);
         let wants = session.wants_frames(cx.settings.publish_pacing)
             && session.read_rule() == ReadRule::Read;
         if wants && !session.reading {

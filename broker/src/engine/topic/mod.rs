@@ -327,7 +327,7 @@ impl Topics {
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
-                    let free = super::session::throttling::release(session, Reason::TopicRate);
+                    let free = super::session::throttling::release(session, Reason::PublishCharge);
                     cx.post(session.core, free);
                 }
             }
