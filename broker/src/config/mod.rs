@@ -160,6 +160,30 @@ settings! {
     max_pending_publish_requests_per_connection: u64 = 1000,
     "maxPendingPublishRequestsPerConnection" in 1..=10000000 as "messages", dynamic;
 
+    /// Read no requests of a connection whose socket takes no more, from pulsarChannelWriteBufferHighWaterMark on. Without it that happens at 8 MiB of waiting output.
+    pulsar_channel_pause_receiving_requests_if_unwritable: bool = false,
+    "pulsarChannelPauseReceivingRequestsIfUnwritable";
+
+    /// Waiting output of a connection at which its requests are not read, if pulsarChannelPauseReceivingRequestsIfUnwritable is on.
+    pulsar_channel_write_buffer_high_water_mark: u64 = 65_536,
+    "pulsarChannelWriteBufferHighWaterMark" in 1..=8388608 as "bytes";
+
+    /// Waiting output of a connection at which its requests are read again, if pulsarChannelPauseReceivingRequestsIfUnwritable is on.
+    pulsar_channel_write_buffer_low_water_mark: u64 = 32_768,
+    "pulsarChannelWriteBufferLowWaterMark" in 0..=1048576 as "bytes";
+
+    /// How long such a connection is served slowly when its requests are read again. 0: not at all.
+    pulsar_channel_pause_receiving_cooldown_ms: u64 = 5000,
+    "pulsarChannelPauseReceivingCooldownMs" in 0..=3600000 as "milliseconds";
+
+    /// Requests that are taken of it in each pulsarChannelPauseReceivingCooldownRateLimitPeriodMs of that time.
+    pulsar_channel_pause_receiving_cooldown_rate_limit_permits: u64 = 5,
+    "pulsarChannelPauseReceivingCooldownRateLimitPermits" in 1..=1000000 as "requests";
+
+    /// Length of such a period.
+    pulsar_channel_pause_receiving_cooldown_rate_limit_period_ms: u64 = 10,
+    "pulsarChannelPauseReceivingCooldownRateLimitPeriodMs" in 1..=3600000 as "milliseconds";
+
     /// Messages that the producers of one topic may publish per second, unless its namespace has a rate of its own. 0: no limit.
     max_publish_rate_per_topic_in_messages: u64 = 0,
     "maxPublishRatePerTopicInMessages" in 0..=2147483647 as "messages/second", dynamic;

@@ -32,6 +32,18 @@ pub struct Settings {
     pub connection_liveness_check_timeout_millis: u32,
     /// Unanswered SENDs of a connection at which its frames wait; they go on at half of it.
     pub max_pending_publish_requests_per_connection: u32,
+    /// A connection whose socket takes no more reads no requests above the high mark (PIP-434).
+    pub pause_receiving_if_unwritable: bool,
+    /// That mark, bytes.
+    pub write_buffer_high_water_mark: u32,
+    /// Output at which it goes on, bytes.
+    pub write_buffer_low_water_mark: u32,
+    /// How long its requests come slowly after that, milliseconds; 0 = not at all.
+    pub pause_receiving_cooldown_ms: u32,
+    /// Requests in each period of that time.
+    pub pause_receiving_cooldown_permits: u32,
+    /// The period, milliseconds.
+    pub pause_receiving_cooldown_period_ms: u32,
     /// Bytes of unanswered SENDs at which connections wait, over all cores; 0 or less = no limit.
     pub max_message_publish_buffer_bytes: i64,
     /// What throttles do with frames that have been read.
@@ -124,6 +136,12 @@ impl Default for Settings {
             keep_alive_interval_seconds: 30,
             connection_liveness_check_timeout_millis: 5000,
             max_pending_publish_requests_per_connection: 1000,
+            pause_receiving_if_unwritable: false,
+            write_buffer_high_water_mark: 64 << 10,
+            write_buffer_low_water_mark: 32 << 10,
+            pause_receiving_cooldown_ms: 5000,
+            pause_receiving_cooldown_permits: 5,
+            pause_receiving_cooldown_period_ms: 10,
             max_message_publish_buffer_bytes: 0,
             publish_pacing: PublishPacing::Frame,
             max_publish_rate_per_topic_in_messages: 0,

@@ -176,6 +176,17 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_pending_publish_requests_per_connection: to_u32(
             settings.max_pending_publish_requests_per_connection,
         ),
+        pause_receiving_if_unwritable: settings
+            .pulsar_channel_pause_receiving_requests_if_unwritable,
+        write_buffer_high_water_mark: to_u32(settings.pulsar_channel_write_buffer_high_water_mark),
+        write_buffer_low_water_mark: to_u32(settings.pulsar_channel_write_buffer_low_water_mark),
+        pause_receiving_cooldown_ms: to_u32(settings.pulsar_channel_pause_receiving_cooldown_ms),
+        pause_receiving_cooldown_permits: to_u32(
+            settings.pulsar_channel_pause_receiving_cooldown_rate_limit_permits,
+        ),
+        pause_receiving_cooldown_period_ms: to_u32(
+            settings.pulsar_channel_pause_receiving_cooldown_rate_limit_period_ms,
+        ),
         max_publish_rate_per_topic_in_messages: settings.max_publish_rate_per_topic_in_messages,
         max_publish_rate_per_topic_in_bytes: settings.max_publish_rate_per_topic_in_bytes,
         broker_publisher_throttling_max_message_rate: settings

@@ -16,6 +16,8 @@ pub(super) trait Output {
     fn io_slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize;
     /// The first `n` waiting bytes were sent.
     fn consume(&mut self, n: usize);
+    /// Bytes that wait.
+    fn queued(&self) -> usize;
 }
 
 /// What an engine wants done with sockets and mailboxes.
@@ -137,6 +139,8 @@ pub(super) trait CoreEngine: 'static {
     fn output(&mut self, conn: ConnId) -> Option<&mut Self::Out>;
     /// Some of the output was sent.
     fn sent(&mut self, conn: ConnId, now: Now);
+    /// The socket took nothing more of the output, or not all of it.
+    fn blocked(&mut self, _: ConnId, _: Now) {}
     /// Messages of another core, in the order in which it sent them.
     fn mail(&mut self, from: CoreId, batch: Vec<Self::Message>, now: Now);
 
@@ -156,7 +160,7 @@ pub(super) trait CoreEngine: 'static {
 
     /// Moves what is wanted of sockets and mailboxes into `into`, whose lists are empty.
     fn take_network(&mut self, into: &mut NetworkEffects<Self::Message>);
-    /// The buffers it holds. Asked a few times a second.
+    /// The buffers it holds, but for the output of connections, which the runtime adds up. Asked a few times a second.
     fn buffer_memory(&self) -> Held {
         Held::default()
     }

@@ -9,25 +9,20 @@ use vela_codec::{Frame, hot};
 use vela_limiter::{Latch, Reason, Throttle};
 use vela_proto::base_command::Type;
 
+use super::outbound::Outbound;
 use super::{Session, Sessions, Stage};
 use crate::engine::context::{ConnId, Context};
 use crate::engine::message::{Message, SessionRef};
 use crate::engine::settings::PublishPacing;
 use crate::engine::time::Now;
 
-/// Output at which a session reads no further, bytes. Far above what one batch of answers needs, so that only a peer that does not
-/// read meets it.
-const OUTBOUND_HIGH: usize = 8 << 20;
-/// Output at which it goes on.
-const OUTBOUND_LOW: usize = 1 << 20;
-
 /// What holds a session.
 #[derive(Default, Debug)]
 pub(super) struct Holds {
-    throttle: Throttle,
+    pub(super) throttle: Throttle,
     pending_requests: Latch,
     pending_bytes: Latch,
-    outbound_full: Latch,
+    pub(super) outbound: Outbound,
     /// A frame that must wait for a close of the same id.
     pub(super) frame: Option<Box<Frame>>,
 }
@@ -91,10 +86,6 @@ impl Session {
         self.holds.throttle.end(&mut cx.counters.holds);
     }
 
-    pub(super) fn throttle(&self) -> &Throttle {
-        &self.holds.throttle
-    }
-
     /// One more SEND is unanswered.
     pub(super) fn publish_begun(&mut self, cx: &mut Context, bytes: u32) {
         self.pending_publishes += 1;
@@ -140,37 +131,6 @@ impl Session {
             return free.reason_free;
         }
         false
-    }
-
-    /// Looks at how much output waits. Stops the session's own requests at the high mark, whatever the peer's settings: bounded always
-    /// (PIP-434 makes this optional).
-    pub(super) fn watch_output(&mut self, cx: &mut Context) {
-        let holds = &mut self.holds;
-        if self.out.len() > OUTBOUND_HIGH {
-            let _ = holds.outbound_full.set(
-                &mut holds.throttle,
-                Reason::OutboundFull,
-                true,
-                &mut cx.counters.holds,
-            );
-            // So that the release tells the runtime to go on.
-            self.reading = false;
-        } else if self.out.len() <= OUTBOUND_LOW {
-            let _ = holds.outbound_full.set(
-                &mut holds.throttle,
-                Reason::OutboundFull,
-                false,
-                &mut cx.counters.holds,
-            );
-        }
-    }
-
-    /// The same where an answer was written outside of its frame: above the high mark the session takes nothing more.
-    pub(super) fn watch_answers(&mut self, cx: &mut Context) {
-        if self.out.len() > OUTBOUND_HIGH {
-            self.watch_output(cx);
-            self.reading = false;
-        }
     }
 
     /// Follows the core's pending publish bytes.
@@ -280,32 +240,13 @@ impl Sessions {
         {
             Self::handle(session, cx, *frame, now);
         }
-        session.watch_answers(cx);
+        session.watch_answers(cx, now);
         let wants = session.wants_frames(cx.settings.publish_pacing)
             && session.read_rule() == ReadRule::Read;
         if wants && !session.reading {
             cx.effects.resumed.push(session.conn());
         }
         session.reading = wants;
-    }
-
-    /// Connections held, by reason.
-    pub(in crate::engine) fn held(&self) -> [u64; Reason::ALL.len()] {
-        let mut held = [0; Reason::ALL.len()];
-        let sessions = self.slots.iter().filter_map(|slot| slot.session.as_deref());
-        for reason in sessions.flat_map(|session| session.throttle().reasons()) {
-            if let Some(count) = held.get_mut(reason as usize) {
-                *count += 1;
-            }
-        }
-        held
-    }
-
-    /// Connections held for at least one reason.
-    pub(in crate::engine) fn held_connections(&self) -> u64 {
-        let sessions = self.slots.iter().filter_map(|slot| slot.session.as_deref());
-        let held = sessions.filter(|session| session.throttle().reasons().next().is_some());
-        held.count() as u64
     }
 }
 

@@ -53,6 +53,10 @@ impl Output for Out {
             .count()
     }
 
+    fn queued(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+
     fn consume(&mut self, mut n: usize) {
         while n > 0 {
             let front = &mut self.0[0];
