@@ -122,15 +122,7 @@ const RECORDINGS: &[(&str, Status, Needs)] = &[
             ..NEEDS
         },
     ),
-    (
-        "py-schema-json",
-        Later(Refusal {
-            feature: "Schemas",
-            line: 9,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
+    ("py-schema-json", Replayed, NEEDS),
     (
         "py-seek",
         Replayed,
@@ -294,6 +286,6 @@ fn key_shared_is_refused() {
 }
 
 #[test]
-fn a_schema_is_refused() {
+fn a_schema_is_kept_and_has_version_0() {
     run("py-schema-json");
 }

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::message::{CoreId, Message};
 use super::metadata::Metadata;
 use super::settings::{ServiceAddress, Settings};
+use super::watch::WatchIndex;
 use crate::store::chunk::Chunk;
 
 /// A connection of this core, as the runtime names it.
@@ -53,6 +54,8 @@ pub struct Effects {
     pub drop_segments: Vec<(u32, Vec<u64>)>,
     /// Metadata changes.
     pub metadata: Vec<MetadataRequest>,
+    /// Metadata to read: token, key. Answered by [`Engine::metadata_read`](super::Engine::metadata_read).
+    pub metadata_reads: Vec<(u64, String)>,
 }
 
 /// Counters since the start; the runtime turns them into metrics.
@@ -104,6 +107,8 @@ pub struct Context {
     pub counters: Counters,
     /// Policies changed: rates are to be taken over at the end of the turn.
     pub(super) policies_changed: bool,
+    /// Who wants to hear of new and deleted topics.
+    pub(super) watch: WatchIndex,
     pub(super) local: VecDeque<Message>,
 }
 

@@ -66,6 +66,12 @@ pub struct Settings {
     pub max_consumer_metadata_size: u32,
     /// Entries a Shared consumer gets in one turn.
     pub dispatcher_max_round_robin_batch_size: u32,
+    /// Patterns of topic names are applied here; else clients get whole lists and there are no watchers.
+    pub enable_broker_side_subscription_pattern_evaluation: bool,
+    /// Clients may watch topic lists.
+    pub enable_broker_topic_list_watcher: bool,
+    /// Longest pattern that is applied here, characters.
+    pub subscription_pattern_max_length: u32,
     /// Log bytes between two index checkpoints of a lane.
     pub checkpoint_interval_bytes: u64,
 }
@@ -95,6 +101,9 @@ impl Default for Settings {
             managed_ledger_max_size_per_ledger: 2 << 30,
             max_consumer_metadata_size: 1024,
             dispatcher_max_round_robin_batch_size: 20,
+            enable_broker_side_subscription_pattern_evaluation: true,
+            enable_broker_topic_list_watcher: true,
+            subscription_pattern_max_length: 50,
             checkpoint_interval_bytes: 128 << 20,
         }
     }

@@ -207,6 +207,10 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         dispatcher_max_round_robin_batch_size: to_u32(
             settings.dispatcher_max_round_robin_batch_size,
         ),
+        enable_broker_side_subscription_pattern_evaluation: settings
+            .enable_broker_side_subscription_pattern_evaluation,
+        enable_broker_topic_list_watcher: settings.enable_broker_topic_list_watcher,
+        subscription_pattern_max_length: to_u32(settings.subscription_pattern_max_length),
         ..engine::Settings::default()
     }
 }

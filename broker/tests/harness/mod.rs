@@ -175,6 +175,12 @@ struct Shard {
     checkpoints: VecDeque<(u64, Bytes)>,
 }
 
+/// What a core asked the metadata store.
+enum Asked {
+    Change(MetadataRequest),
+    Read(u64, String),
+}
+
 /// Something that can happen next.
 #[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Debug)]
 pub enum Step {
@@ -216,7 +222,9 @@ pub struct World {
     /// By from * cores + to; each a batch of one turn.
     mail: Vec<VecDeque<Vec<Message>>>,
     metadata: BTreeMap<String, (u64, Bytes)>,
-    requests: VecDeque<(CoreId, MetadataRequest)>,
+    /// Changes of metadata so far: the version of the newest.
+    revision: u64,
+    requests: VecDeque<(CoreId, Asked)>,
     leaked: Vec<Frame>,
     /// Counts what a planted fault could have hit.
     chances: u64,
@@ -261,6 +269,7 @@ impl World {
             epoch: 1,
             retained,
             metadata,
+            revision: 1,
             requests: VecDeque::new(),
             leaked: Vec::new(),
             chances: 0,
@@ -478,9 +487,9 @@ impl World {
     /// Changes the metadata store from outside the broker.
     pub fn put_metadata(&mut self, key: &str, value: &[u8]) {
         let value = Bytes::copy_from_slice(value);
-        let version = self.metadata.get(key).map_or(0, |(version, _)| *version);
+        self.revision += 1;
         self.metadata
-            .insert(key.to_owned(), (version + 1, value.clone()));
+            .insert(key.to_owned(), (self.revision, value.clone()));
         for core in &mut self.cores {
             core.notices
                 .push_back((key.to_owned(), Some(value.clone())));

@@ -2,10 +2,11 @@
 
 use super::{Client, ClientState, Session};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Message, OpenConsumer, OpenProducer};
+use crate::engine::message::{ClientRef, Message, OpenConsumer, OpenProducer, OpenSchema};
 use crate::engine::metadata::PartitionCheck;
 use crate::engine::name::{Domain, TopicName};
 use crate::engine::reply;
+use crate::engine::schema::Schema;
 use crate::engine::time::Now;
 use vela_codec::{Frame, encode};
 use vela_proto::{self as proto, BaseCommand, ServerError};
@@ -94,8 +95,14 @@ impl Session {
             Some(ClientState::Open {
                 name,
                 last_sequence_id,
+                schema_version,
             }) => {
-                let answer = reply::producer_success(request_id, name.clone(), *last_sequence_id);
+                let answer = reply::producer_success(
+                    request_id,
+                    name.clone(),
+                    *last_sequence_id,
+                    *schema_version,
+                );
                 return self.send(cx, &answer);
             }
             None => {}
@@ -111,10 +118,10 @@ impl Session {
             let text = "Only producer access mode Shared is served by this version";
             return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
         }
-        if producer.schema.is_some() {
-            let text = "Schemas are not served by this version; create the producer without one";
-            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
-        }
+        let schema = match open_schema(producer.schema.as_ref()) {
+            Ok(schema) => schema,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
         if let Err((error, message)) = check_name("Producer", producer.producer_name.as_deref())
             .and_then(|()| {
                 check_name(
@@ -150,6 +157,7 @@ impl Session {
             epoch: producer.epoch.unwrap_or(0),
             create,
             initial_subscription,
+            schema,
         };
         cx.post(
             core,
@@ -205,6 +213,14 @@ impl Session {
         if let Err((error, message)) = check_subscribe(cx, &subscribe) {
             return self.send_error(cx, request_id, error, message);
         }
+        let any_schema = subscribe
+            .schema
+            .as_ref()
+            .is_some_and(|schema| schema.r#type == AUTO_CONSUME);
+        let schema = match open_schema(subscribe.schema.as_ref().filter(|_| !any_schema)) {
+            Ok(schema) => schema,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let client = self.next_client(id);
         let siblings = u32::try_from(self.consumers.len()).unwrap_or(u32::MAX);
@@ -239,6 +255,8 @@ impl Session {
             address: self.peer.to_string(),
             siblings,
             version: self.version,
+            schema,
+            any_schema,
         };
         cx.post(
             core,
@@ -282,6 +300,7 @@ impl Session {
                 request_id,
                 name,
                 last_sequence_id,
+                schema_version,
                 ..
             } => {
                 if let Some(entry) = self
@@ -293,11 +312,12 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: name.clone(),
                         last_sequence_id,
+                        schema_version,
                     };
                 }
                 self.send(
                     cx,
-                    &reply::producer_success(request_id, name, last_sequence_id),
+                    &reply::producer_success(request_id, name, last_sequence_id, schema_version),
                 );
             }
             Message::ProducerRefused {
@@ -345,6 +365,7 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: String::new(),
                         last_sequence_id: -1,
+                        schema_version: None,
                     };
                 }
                 self.out.encode(|buf| encode::success(buf, request_id));
@@ -462,15 +483,14 @@ fn check_subscribe(
             "Failover and Key_Shared subscriptions are not served by this version".into(),
         ));
     }
-    if subscribe
-        .schema
-        .as_ref()
-        .is_some_and(|schema| schema.r#type != AUTO_CONSUME)
-    {
-        return Err((
-            ServerError::NotAllowedError,
-            "Schemas are not served by this version; subscribe without one".into(),
-        ));
-    }
     Ok(())
+}
+
+/// The schema of PRODUCER or SUBSCRIBE.
+fn open_schema(schema: Option<&proto::Schema>) -> Result<OpenSchema, (ServerError, String)> {
+    match schema.map(Schema::from_wire) {
+        None => Ok(OpenSchema::Absent),
+        Some(Ok(schema)) => Ok(OpenSchema::Given(schema)),
+        Some(Err(error)) => Err((ServerError::IncompatibleSchema, error.to_string())),
+    }
 }

@@ -6,8 +6,10 @@
 
 mod clients;
 mod commands;
+mod listing;
 mod lookup;
 mod publish;
+mod schemas;
 pub(super) mod throttling;
 mod unsupported;
 
@@ -17,6 +19,7 @@ use std::net::SocketAddr;
 use vela_codec::{Frame, encode, hot};
 use vela_proto::{BaseCommand, ServerError, base_command::Type};
 
+use self::listing::{Listing, Watchers};
 use self::throttling::Holds;
 use super::context::{ConnId, Context};
 use super::message::{ClientRef, CoreId, Delivery, Message, SessionRef};
@@ -44,7 +47,11 @@ enum ClientState {
     /// Sent to its topic; the answer is on its way. Commands follow it there in order.
     Opening,
     /// Open. For a producer: what a repeated PRODUCER is answered with.
-    Open { name: String, last_sequence_id: i64 },
+    Open {
+        name: String,
+        last_sequence_id: i64,
+        schema_version: Option<u64>,
+    },
     /// The client closed it; the topic has not finished.
     Closing,
 }
@@ -62,17 +69,6 @@ impl Client {
         let before = std::mem::replace(&mut self.state, ClientState::Closing);
         (!matches!(before, ClientState::Closing)).then_some(self)
     }
-}
-
-/// A GET_TOPICS_OF_NAMESPACE that is still open.
-#[derive(Debug)]
-struct Listing {
-    /// Cores that have not answered.
-    missing: CoreId,
-    /// Names so far.
-    names: Vec<String>,
-    /// The client's hash.
-    hash: Option<String>,
 }
 
 /// The broker's end of one connection.
@@ -102,6 +98,12 @@ pub(super) struct Session {
     inquiries: BTreeMap<u64, bool>,
     /// One list of topics at a time: it may be long, and the question is short. Frames wait for its answer.
     listing: Option<Box<Listing>>,
+    /// A question about a schema is open, for the same reason one at a time.
+    asks_schema: bool,
+    /// Its watchers of topic lists.
+    watchers: Watchers,
+    /// Some have something to tell, and the session is among those to look at.
+    untold: bool,
 }
 
 impl Session {
@@ -252,6 +254,9 @@ impl Sessions {
             probes: Vec::new(),
             inquiries: BTreeMap::new(),
             listing: None,
+            asks_schema: false,
+            watchers: Watchers::new(),
+            untold: false,
         }));
         if interval > 0 {
             self.timers
@@ -316,6 +321,7 @@ impl Sessions {
         self.free.push(conn.slot);
         self.connected -= 1;
         session.stage = Stage::Closing;
+        session.forget_watchers(cx);
         for (id, client) in std::mem::take(&mut session.producers) {
             if !matches!(client.state, ClientState::Closing) {
                 let client_ref = session.client_ref(&client, id);
@@ -366,8 +372,12 @@ impl Sessions {
                 cx.post(core, Message::Written { client, bytes });
             }
         }
+        let due = session.tell_watchers(cx, now);
         session.watch_output();
         Self::settle(session, cx, now);
+        if let Some(due) = due {
+            self.timers.insert((due, conn.slot, conn.generation));
+        }
     }
 
     /// A message from a topic.
@@ -465,9 +475,22 @@ impl Sessions {
                 let Some(session) = self.find(session) else {
                     return;
                 };
-                if session.topics(cx, request_id, names) {
+                if session.topics(cx, request_id, names, now) {
                     Self::settle(session, cx, now);
                 }
+            }
+            Message::TopicChanged {
+                namespace,
+                name,
+                created,
+            } => self.topic_changed(cx, &namespace, &name, created),
+            Message::SchemaAnswer { session, command } => {
+                let Some(session) = self.find(session) else {
+                    return;
+                };
+                session.asks_schema = false;
+                session.send(cx, &command);
+                Self::settle(session, cx, now);
             }
             other => self.client_message(cx, other, now),
         }
@@ -533,6 +556,7 @@ impl Sessions {
             let Some(session) = self.get(slot, generation) else {
                 continue;
             };
+            let due = session.tell_watchers(cx, now);
             if session
                 .probes
                 .iter()
@@ -540,6 +564,12 @@ impl Sessions {
             {
                 session.close(cx);
             }
+            if let Some(due) = due {
+                self.timers.insert((due, slot, generation));
+            }
+            let Some(session) = self.get(slot, generation) else {
+                continue;
+            };
             if session.stage == Stage::Closing || interval == 0 || session.next_keep_alive > now.ms
             {
                 continue;

@@ -54,6 +54,9 @@ impl Topics {
                 format!("Topic {} does not exist", open.topic),
             );
         };
+        let Some(open) = self.reading_schema(cx, client, slot, open) else {
+            return Ok(());
+        };
         let (Some(topic), lanes) = (self.topics.get_mut(slot as usize), &mut self.lanes) else {
             return Ok(());
         };
@@ -140,6 +143,7 @@ impl Topics {
             version: open.version,
             priority: open.priority,
             epoch: open.epoch,
+            any_schema: open.any_schema,
             connected_ms: now.wall_ms,
             opened: false,
             permits: 0,

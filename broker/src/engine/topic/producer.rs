@@ -6,7 +6,7 @@ use vela_proto::ServerError;
 use super::lanes::Pending;
 use super::{ProbeFor, Seat, Topics, subscription};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Message, OpenProducer, SendId};
+use crate::engine::message::{ClientRef, Message, OpenProducer, OpenSchema, SendId};
 use crate::engine::session::throttling::hold;
 use crate::engine::time::Now;
 use crate::store::log::{Position, Record};
@@ -51,6 +51,9 @@ impl Topics {
                 format!("Topic {} does not exist", open.topic),
             );
         };
+        let Some(open) = self.with_schema(cx, client, open) else {
+            return;
+        };
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
@@ -79,6 +82,10 @@ impl Topics {
         {
             subscription::create_durable(topic, seat, subscription, Position::EARLIEST, &[]);
         }
+        let schema_version = match open.schema {
+            OpenSchema::Decided(version) => version,
+            _ => None,
+        };
         let name = match open.name {
             Some(name) => name,
             None => {
@@ -118,6 +125,7 @@ impl Topics {
                 request_id,
                 name,
                 last_sequence_id: -1,
+                schema_version,
             },
         );
         self.replay_waiting(cx, waiting, now);

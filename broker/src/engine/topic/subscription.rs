@@ -39,6 +39,8 @@ pub(super) struct Consumer {
     /// 0 is served first.
     pub(super) priority: i32,
     pub(super) epoch: Option<u64>,
+    /// It takes messages of any schema (AUTO_CONSUME).
+    pub(super) any_schema: bool,
     pub(super) connected_ms: u64,
     /// Its SUBSCRIBE was answered: what it is sent comes behind the answer.
     pub(super) opened: bool,
