@@ -371,7 +371,7 @@ impl World {
     }
 
     /// The broker's end of a connection goes.
-    fn hang_up(&mut self, peer: Peer) {
+    pub fn hang_up(&mut self, peer: Peer) {
         let now = self.now;
         let conn = &mut self.conns[peer.0];
         conn.open = false;
@@ -494,6 +494,24 @@ impl World {
             core.notices
                 .push_back((key.to_owned(), Some(value.clone())));
         }
+    }
+
+    /// What the metadata store holds.
+    pub fn metadata(&self, key: &str) -> Option<Bytes> {
+        self.metadata.get(key).map(|(_, value)| value.clone())
+    }
+
+    /// Is a change of this key on its way to the metadata store?
+    pub fn stores(&self, key: &str) -> bool {
+        self.requests
+            .iter()
+            .any(|(_, asked)| matches!(asked, Asked::Change(change) if change.key == key))
+    }
+
+    /// Bytes of output that wait for clients.
+    pub fn totals_output(&self) -> usize {
+        let cores = self.cores.iter();
+        cores.map(|core| core.engine.buffer_memory().outbound).sum()
     }
 
     /// The machine dies and the broker starts again on what the disks kept; `keep` says for each shard and chunk what is left of a write

@@ -21,5 +21,7 @@ mod readers;
 mod restart;
 mod rng;
 mod runs;
+mod schemas;
 mod sim;
 mod sources;
+mod watching;
