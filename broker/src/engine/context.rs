@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::message::{CoreId, Message};
+use super::message::{CoreId, Message, TerminateError};
 use super::metadata::Metadata;
 use super::settings::{ServiceAddress, Settings};
 use super::watch::WatchIndex;
 use crate::store::chunk::Chunk;
+use crate::store::log::Position;
 
 /// A connection of this core, as the runtime names it.
 #[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash, Debug)]
@@ -56,6 +57,8 @@ pub struct Effects {
     pub metadata: Vec<MetadataRequest>,
     /// Metadata to read: token, key. Answered by [`Engine::metadata_read`](super::Engine::metadata_read).
     pub metadata_reads: Vec<(u64, String)>,
+    /// Answers to `Engine::terminate`, by its token.
+    pub terminated: Vec<(u64, Result<Position, TerminateError>)>,
 }
 
 /// Counters since the start; the runtime turns them into metrics.

@@ -45,6 +45,7 @@ pub(crate) fn producer_success(
     name: String,
     last_sequence_id: i64,
     schema_version: Option<u64>,
+    topic_epoch: Option<u64>,
 ) -> BaseCommand {
     BaseCommand {
         producer_success: Some(proto::CommandProducerSuccess {
@@ -53,11 +54,20 @@ pub(crate) fn producer_success(
             last_sequence_id: Some(last_sequence_id),
             // Present and empty when there is no schema.
             schema_version: Some(schema_version.map(version_bytes).unwrap_or_default()),
-            topic_epoch: None,
+            topic_epoch,
             producer_ready: Some(true),
         }),
         ..base(Type::ProducerSuccess)
     }
+}
+
+/// The early answer to a producer that waits for its turn.
+pub(crate) fn producer_queued(request_id: u64, name: String) -> BaseCommand {
+    let mut answer = producer_success(request_id, name, -1, None, None);
+    if let Some(success) = &mut answer.producer_success {
+        success.producer_ready = Some(false);
+    }
+    answer
 }
 
 pub(crate) fn close_producer(producer_id: u64) -> BaseCommand {
@@ -68,6 +78,13 @@ pub(crate) fn close_producer(producer_id: u64) -> BaseCommand {
             ..Default::default()
         }),
         ..base(Type::CloseProducer)
+    }
+}
+
+pub(crate) fn end_of_topic(consumer_id: u64) -> BaseCommand {
+    BaseCommand {
+        reached_end_of_topic: Some(proto::CommandReachedEndOfTopic { consumer_id }),
+        ..base(Type::ReachedEndOfTopic)
     }
 }
 
@@ -180,6 +197,16 @@ pub(crate) fn last_message_id(
                 .then(|| message_id(mark_delete)),
         }),
         ..base(Type::GetLastMessageIdResponse)
+    }
+}
+
+pub(crate) fn active_consumer_change(consumer_id: u64, active: bool) -> BaseCommand {
+    BaseCommand {
+        active_consumer_change: Some(proto::CommandActiveConsumerChange {
+            consumer_id,
+            is_active: Some(active),
+        }),
+        ..base(Type::ActiveConsumerChange)
     }
 }
 

@@ -13,6 +13,7 @@ mod harness;
 
 mod actor;
 mod consume;
+mod failover;
 mod hear;
 mod model;
 mod publish;
@@ -24,4 +25,5 @@ mod runs;
 mod schemas;
 mod sim;
 mod sources;
+mod terminate;
 mod watching;

@@ -51,6 +51,7 @@ enum ClientState {
         name: String,
         last_sequence_id: i64,
         schema_version: Option<u64>,
+        topic_epoch: Option<u64>,
     },
     /// The client closed it; the topic has not finished.
     Closing,
@@ -303,7 +304,7 @@ impl Sessions {
             (Stage::Connected, Type::Send) => session.publish(cx, frame, now),
             (Stage::Connected, Type::Flow) => session.flow(cx, &frame),
             (Stage::Connected, Type::Ack) => session.ack(cx, &frame),
-            _ => session.command(cx, kind, frame),
+            _ => session.command(cx, kind, frame, now),
         }
     }
 
@@ -499,11 +500,14 @@ impl Sessions {
     fn client_message(&mut self, cx: &mut Context, message: Message, now: Now) {
         let client = match &message {
             Message::ProducerOpened { client, .. }
+            | Message::ProducerQueued { client, .. }
             | Message::ProducerRefused { client, .. }
             | Message::ProducerClosed { client, .. }
             | Message::NoSuchProducer { client }
             | Message::ConsumerOpened { client, .. }
             | Message::ConsumerRefused { client, .. }
+            | Message::ActiveConsumerChange { client, .. }
+            | Message::EndOfTopic { client }
             | Message::ConsumerClosed { client, .. } => *client,
             _ => return,
         };

@@ -2,7 +2,7 @@
 
 use vela_proto::ServerError;
 
-use super::openings::{ProbeFor, Seat};
+use super::openings::Seat;
 use super::{Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenConsumer, OpenProducer, OpenSchema};
@@ -10,6 +10,12 @@ use crate::engine::name::TopicName;
 use crate::engine::schema::SchemaId;
 use crate::engine::schema::registry::{Ask, Asker, Decided, Question, got_or_created, policy};
 use crate::engine::time::Now;
+
+/// A producer or consumer whose schema is being looked at elsewhere.
+pub(super) enum Opening {
+    Producer(Box<OpenProducer>),
+    Consumer(Box<OpenConsumer>),
+}
 
 /// Posts a question to the core that answers for the id.
 pub(in crate::engine) fn post_ask(cx: &mut Context, ask: Box<Ask>) {
@@ -24,7 +30,7 @@ impl Topic {
         let mut consumers = self
             .subs
             .iter()
-            .flat_map(|(_, sub)| sub.consumers.iter())
+            .flat_map(|(_, sub)| sub.roster.iter())
             .map(|(_, consumer)| consumer);
         self.producers.is_empty()
             && self.state.ledgers.entries() == 0
@@ -39,7 +45,7 @@ impl Topics {
         client: ClientRef,
         topic: &TopicName,
         question: Question,
-        opening: ProbeFor,
+        opening: Opening,
     ) {
         self.wait(client, 0);
         self.deciding.insert(client.key(), opening);
@@ -72,13 +78,7 @@ impl Topics {
             }
         };
         let topic = open.topic.clone();
-        self.ask_schema(
-            cx,
-            client,
-            &topic,
-            question,
-            ProbeFor::Producer(open, String::new()),
-        );
+        self.ask_schema(cx, client, &topic, question, Opening::Producer(open));
         None
     }
 
@@ -112,7 +112,7 @@ impl Topics {
             client,
             &topic,
             Question::Consume { schema, idle },
-            ProbeFor::Consumer(open, String::new()),
+            Opening::Consumer(open),
         );
         None
     }
@@ -133,15 +133,15 @@ impl Topics {
             return;
         }
         match (opening, decided) {
-            (ProbeFor::Producer(mut open, _), Ok(version)) => {
+            (Opening::Producer(mut open), Ok(version)) => {
                 open.schema = OpenSchema::Decided(version);
                 self.open_producer(cx, client, open, now);
             }
-            (ProbeFor::Consumer(mut open, _), Ok(version)) => {
+            (Opening::Consumer(mut open), Ok(version)) => {
                 open.schema = OpenSchema::Decided(version);
                 self.open_consumer(cx, client, open, now);
             }
-            (ProbeFor::Producer(open, _), Err((error, message))) => {
+            (Opening::Producer(open), Err((error, message))) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ProducerRefused {
                     client,
@@ -151,7 +151,7 @@ impl Topics {
                 };
                 cx.post(client.session.core, refused);
             }
-            (ProbeFor::Consumer(open, _), Err((error, message))) => {
+            (Opening::Consumer(open), Err((error, message))) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ConsumerRefused {
                     client,
