@@ -98,15 +98,7 @@ const RECORDINGS: &[(&str, Status, Needs)] = &[
             ..NEEDS
         },
     ),
-    (
-        "py-schema-json",
-        Later(Refusal {
-            feature: "Schemas",
-            line: 9,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
+    ("py-schema-json", Replayed, NEEDS),
     (
         "py-seek",
         Replayed,
@@ -270,6 +262,6 @@ fn what_a_key_shared_consumer_held_goes_to_the_next_one() {
 }
 
 #[test]
-fn a_schema_is_refused() {
+fn a_schema_is_kept_and_has_version_0() {
     run("py-schema-json");
 }

@@ -328,6 +328,17 @@ settings! {
     dispatcher_max_round_robin_batch_size: u64 = 20,
     "dispatcherMaxRoundRobinBatchSize" in 1..=100000 as "entries", dynamic;
 
+    /// Patterns of topic names are applied by the broker. If not, clients get whole lists, and there are no watchers of topic lists.
+    enable_broker_side_subscription_pattern_evaluation: bool = true,
+    "enableBrokerSideSubscriptionPatternEvaluation", dynamic;
+
+    /// Clients with a pattern are told when topics are created and deleted, instead of asking again and again.
+    enable_broker_topic_list_watcher: bool = true,
+    "enableBrokerTopicListWatcher", dynamic;
+
+    /// Longest pattern of topic names that the broker applies.
+    subscription_pattern_max_length: u64 = 50,
+    "subscriptionPatternMaxLength" in 1..=1000 as "characters", dynamic;
     /// Look at the credit of an exclusive or failover consumer before every entry. Off: credit is turned into a run of entries by the average messages per entry, and may be overdrawn by that run.
     precise_dispatcher_flow_control: bool = false,
     "preciseDispatcherFlowControl", dynamic;

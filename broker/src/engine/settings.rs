@@ -108,6 +108,12 @@ pub struct Settings {
     pub max_consumer_metadata_size: u32,
     /// Entries a Shared consumer gets in one turn.
     pub dispatcher_max_round_robin_batch_size: u32,
+    /// Patterns of topic names are applied here; else clients get whole lists and there are no watchers.
+    pub enable_broker_side_subscription_pattern_evaluation: bool,
+    /// Clients may watch topic lists.
+    pub enable_broker_topic_list_watcher: bool,
+    /// Longest pattern that is applied here, characters.
+    pub subscription_pattern_max_length: u32,
     /// Exclusive and Failover: the credit is looked at before every entry, not once for a run of entries.
     pub precise_dispatcher_flow_control: bool,
     /// From a change of a Failover subscription's active consumer until it is served, milliseconds.
@@ -174,6 +180,9 @@ impl Default for Settings {
             broker_deduplication_producer_inactivity_timeout_ms: 360 * 60_000,
             max_consumer_metadata_size: 1024,
             dispatcher_max_round_robin_batch_size: 20,
+            enable_broker_side_subscription_pattern_evaluation: true,
+            enable_broker_topic_list_watcher: true,
+            subscription_pattern_max_length: 50,
             precise_dispatcher_flow_control: false,
             active_consumer_failover_delay_time_millis: 1000,
             active_consumer_failover_consistent_hashing: false,

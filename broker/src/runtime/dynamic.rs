@@ -239,6 +239,10 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         dispatcher_max_round_robin_batch_size: to_u32(
             settings.dispatcher_max_round_robin_batch_size,
         ),
+        enable_broker_side_subscription_pattern_evaluation: settings
+            .enable_broker_side_subscription_pattern_evaluation,
+        enable_broker_topic_list_watcher: settings.enable_broker_topic_list_watcher,
+        subscription_pattern_max_length: to_u32(settings.subscription_pattern_max_length),
         precise_dispatcher_flow_control: settings.precise_dispatcher_flow_control,
         active_consumer_failover_delay_time_millis: settings
             .active_consumer_failover_delay_time_millis,

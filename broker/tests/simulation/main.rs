@@ -27,6 +27,8 @@ mod readers;
 mod restart;
 mod rng;
 mod runs;
+mod schemas;
 mod sim;
 mod sources;
 mod terminate;
+mod watching;

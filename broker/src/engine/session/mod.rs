@@ -6,9 +6,11 @@
 
 mod clients;
 mod commands;
+mod listing;
 mod lookup;
 mod outbound;
 mod publish;
+mod schemas;
 pub(super) mod throttling;
 mod unsupported;
 
@@ -18,6 +20,7 @@ use std::net::SocketAddr;
 use vela_codec::{Frame, encode, hot};
 use vela_proto::{BaseCommand, ServerError, base_command::Type};
 
+use self::listing::{Listing, Watchers};
 use self::throttling::Holds;
 use super::context::{ConnId, Context};
 use super::message::{ClientRef, CoreId, Delivery, Message, SessionRef};
@@ -48,6 +51,7 @@ enum ClientState {
     Open {
         name: String,
         last_sequence_id: i64,
+        schema_version: Option<u64>,
         topic_epoch: Option<u64>,
     },
     /// The client closed it; the topic has not finished.
@@ -67,17 +71,6 @@ impl Client {
         let before = std::mem::replace(&mut self.state, ClientState::Closing);
         (!matches!(before, ClientState::Closing)).then_some(self)
     }
-}
-
-/// A GET_TOPICS_OF_NAMESPACE that is still open.
-#[derive(Debug)]
-struct Listing {
-    /// Cores that have not answered.
-    missing: CoreId,
-    /// Names so far.
-    names: Vec<String>,
-    /// The client's hash.
-    hash: Option<String>,
 }
 
 /// The broker's end of one connection.
@@ -107,6 +100,12 @@ pub(super) struct Session {
     inquiries: BTreeMap<u64, bool>,
     /// One list of topics at a time: it may be long, and the question is short. Frames wait for its answer.
     listing: Option<Box<Listing>>,
+    /// A question about a schema is open, for the same reason one at a time.
+    asks_schema: bool,
+    /// Its watchers of topic lists.
+    watchers: Watchers,
+    /// Some have something to tell, and the session is among those to look at.
+    untold: bool,
 }
 
 impl Session {
@@ -257,6 +256,9 @@ impl Sessions {
             probes: Vec::new(),
             inquiries: BTreeMap::new(),
             listing: None,
+            asks_schema: false,
+            watchers: Watchers::new(),
+            untold: false,
         }));
         if interval > 0 {
             self.timers
@@ -324,6 +326,7 @@ impl Sessions {
         self.connected -= 1;
         session.stage = Stage::Closing;
         session.end_holds(cx);
+        session.forget_watchers(cx);
         for (id, client) in std::mem::take(&mut session.producers) {
             if !matches!(client.state, ClientState::Closing) {
                 let client_ref = session.client_ref(&client, id);
@@ -375,8 +378,12 @@ impl Sessions {
             }
         }
         session.holds.outbound.unblock();
+        let due = session.tell_watchers(cx, now);
         session.watch_output(cx, now);
         Self::settle(session, cx, now);
+        if let Some(due) = due {
+            self.timers.insert((due, conn.slot, conn.generation));
+        }
     }
 
     /// A message from a topic.
@@ -474,9 +481,22 @@ impl Sessions {
                 let Some(session) = self.find(session) else {
                     return;
                 };
-                if session.topics(cx, request_id, names) {
+                if session.topics(cx, request_id, names, now) {
                     Self::settle(session, cx, now);
                 }
+            }
+            Message::TopicChanged {
+                namespace,
+                name,
+                created,
+            } => self.topic_changed(cx, &namespace, &name, created),
+            Message::SchemaAnswer { session, command } => {
+                let Some(session) = self.find(session) else {
+                    return;
+                };
+                session.asks_schema = false;
+                session.send(cx, &command);
+                Self::settle(session, cx, now);
             }
             other => self.client_message(cx, other, now),
         }
@@ -548,6 +568,7 @@ impl Sessions {
             if session.end_pause(cx, now) {
                 Self::settle(session, cx, now);
             }
+            let due = session.tell_watchers(cx, now);
             if session
                 .probes
                 .iter()
@@ -555,6 +576,12 @@ impl Sessions {
             {
                 session.close(cx);
             }
+            if let Some(due) = due {
+                self.timers.insert((due, slot, generation));
+            }
+            let Some(session) = self.get(slot, generation) else {
+                continue;
+            };
             if session.stage == Stage::Closing || interval == 0 || session.next_keep_alive > now.ms
             {
                 continue;
