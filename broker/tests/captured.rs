@@ -70,15 +70,7 @@ const RECORDINGS: &[(&str, Status, Needs)] = &[
         NEEDS,
     ),
     ("py-exclusive-ack", Replayed, NEEDS),
-    (
-        "py-failover",
-        Later(Refusal {
-            feature: "Failover subscriptions",
-            line: 9,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
+    ("py-failover", Replayed, Needs { left: 1, ..NEEDS }),
     (
         "py-key-shared",
         Later(Refusal {
@@ -284,7 +276,7 @@ fn busy_consumers_and_producers_and_missing_namespaces_are_errors() {
 }
 
 #[test]
-fn failover_is_refused() {
+fn the_consumer_that_takes_over_gets_what_was_not_acknowledged() {
     run("py-failover");
 }
 

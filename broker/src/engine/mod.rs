@@ -6,9 +6,11 @@
 pub mod context;
 pub mod message;
 pub mod metadata;
+mod murmur;
 pub mod name;
 pub mod output;
 mod reply;
+pub mod schema;
 mod session;
 pub mod settings;
 pub mod time;
@@ -22,13 +24,15 @@ use bytes::Bytes;
 use vela_codec::{FRAME_PADDING, Frame};
 
 pub use self::context::{ConnId, Context, Counters, Effects, MetadataRequest};
-pub use self::message::{CoreId, Message};
+pub use self::message::{CoreId, Message, TerminateError};
 pub use self::metadata::Metadata;
+use self::name::TopicName;
 pub use self::output::OutBuf;
 use self::session::Sessions;
 pub use self::session::throttling::ReadRule;
 pub use self::settings::{AutoTopicType, PublishPacing, ServiceAddress, Settings};
 pub use self::time::Now;
+pub use self::topic::Books;
 use self::topic::Topics;
 pub use self::topic::rates::SharedRates;
 use crate::store::chunk::Chunk;
@@ -258,6 +262,15 @@ impl Engine {
         self.cx.policies_changed = true;
     }
 
+    /// Terminates a topic, on whatever core it lives: it takes no message any more. The answer, once that is durable, comes with the token in
+    /// [`Effects::terminated`] of this engine: the topic's last position (the same again for a topic that has ended already), or why not.
+    pub fn terminate(&mut self, token: u64, topic: TopicName) {
+        let core = self.cx.core_of_shard(topic.shard(self.cx.shards));
+        let from = self.cx.core;
+        self.cx
+            .post(core, Message::Terminate { from, token, topic });
+    }
+
     /// Carries out what is due.
     pub fn tick(&mut self, now: Now) {
         self.sessions.tick(&mut self.cx, now);
@@ -301,6 +314,12 @@ impl Engine {
                 self.topics.message(&mut self.cx, message, now);
             }
         }
+    }
+
+    /// What every consumer was granted and sent. An error says what does not add up: balances, totals, pending acks, ready lists. For tests: it
+    /// looks at everything.
+    pub fn audit(&self) -> Result<Vec<Books>, String> {
+        self.topics.audit()
     }
 
     /// The effects of the turn.

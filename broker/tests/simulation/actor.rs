@@ -30,6 +30,8 @@ pub struct Consumer {
     pub closing: Option<u64>,
     pub given: i64,
     pub taken: i64,
+    /// Messages of batches delivered in part that were not part of the delivery: so much credit may have been taken back.
+    pub suspect: i64,
     pub epoch: u64,
     /// The last entry it got: an Exclusive one gets them in order.
     pub last: Option<At>,
@@ -72,6 +74,8 @@ pub struct Actor {
 
 /// What all clients share.
 pub struct Shared {
+    /// Credit is looked at before every entry, on all types of subscriptions.
+    pub precise: bool,
     pub topics: Vec<String>,
     pub subs: Vec<Sub>,
     pub published: Published,
@@ -247,6 +251,7 @@ impl Actor {
             closing: None,
             given: 0,
             taken: 0,
+            suspect: 0,
             epoch: 0,
             last: None,
             holds: BTreeMap::new(),

@@ -13,6 +13,7 @@ mod harness;
 
 mod actor;
 mod consume;
+mod failover;
 mod hear;
 mod model;
 mod publish;
@@ -23,3 +24,4 @@ mod rng;
 mod runs;
 mod sim;
 mod sources;
+mod terminate;

@@ -69,6 +69,7 @@ fn config(rng: &mut Rng, fault: Fault) -> WorldConfig {
         rng.range(1, 40) as u32
     };
     settings.dispatcher_max_round_robin_batch_size = rng.range(1, 20) as u32;
+    settings.precise_dispatcher_flow_control = rng.one_in(2);
     settings.checkpoint_interval_bytes = rng.range(4 << 10, 64 << 10);
     config.lane.chunk_bytes = 4096 << rng.below(4);
     config.lane.budget_bytes = 8 << (10 + rng.below(7));
@@ -113,6 +114,7 @@ impl Run {
             }
         }
         let shared = Shared {
+            precise: world.config.settings.precise_dispatcher_flow_control,
             topics,
             subs,
             published: Published::default(),

@@ -5,7 +5,7 @@ use vela_proto::ServerError;
 use super::Topics;
 use super::dispatch::stored_batch_size;
 use super::openings::ConsumerSeat;
-use super::subscription::{Held, Subscription, mark_delete};
+use super::subscription::{Subscription, mark_delete};
 use crate::engine::context::Context;
 use crate::engine::message::{AckedId, ClientRef, Message};
 use crate::engine::session::throttling::hold;
@@ -58,12 +58,15 @@ impl Topics {
         } else if cumulative {
             // Anything but one id, and any id on a Shared subscription, is accepted and means nothing.
             match ids.as_slice() {
-                [id] if !sub.shared => self.ack_cumulative(slot, sub_slot, id, now),
+                [id] if !sub.dispatcher.tracks_pending() => {
+                    self.ack_cumulative(slot, sub_slot, id, now)
+                }
                 _ => None,
             }
         } else {
             self.ack_individually(cx, slot, sub_slot, consumer, ids, now)
         };
+        self.announce_end(cx, slot, sub_slot);
         if let Some(seat) = self.lanes.get_mut(lane)
             && seat.is_full()
             && seat.hold(client.session)
@@ -139,6 +142,7 @@ impl Topics {
         let mut refusal = None;
         let mut changed = Vec::new();
         let mut messages = 0_u64;
+        let mut owners = Vec::new();
         for id in ids {
             if id.position > topic.confirmed {
                 refusal = Some((ServerError::UnknownError, BEYOND));
@@ -151,7 +155,7 @@ impl Topics {
                     continue;
                 }
                 words => {
-                    let size = sub.batch_size(id.position, consumer);
+                    let size = sub.pending.get(id.position).map(|held| held.batch);
                     let size = size.or_else(|| stored_batch_size(&topic.state, seat, id.position));
                     if size.is_none() && words > UNCHECKED_WORDS {
                         refusal = Some((ServerError::UnknownError, WIDE_SET));
@@ -177,13 +181,18 @@ impl Topics {
                 .acks(&topic.state)
                 .ack_set(id.position)
                 .map(<[i64]>::to_vec);
-            messages +=
-                u64::from(sub.release(id.position, consumer, outcome.newly_acked, open.as_deref()));
+            let (owner, freed) = sub.release(id.position, outcome.newly_acked, open.as_deref());
+            messages += u64::from(freed);
+            if let Some(owner) = owner
+                && (owners.last() != Some(&owner))
+            {
+                owners.push(owner);
+            }
             if outcome.newly_acked || !id.ack_set.is_empty() {
                 changed.push(id);
             }
         }
-        if let Some(entry) = sub.consumers.get_mut(consumer as usize) {
+        if let Some(entry) = sub.roster.get_mut(consumer) {
             entry.acked.add(messages, now.ms);
         }
         if let Some(cursor) = sub.cursor
@@ -191,13 +200,16 @@ impl Topics {
         {
             seat.append_acks(topic.state.id, cursor, &changed);
         }
-        let freed = sub.unblock(cx);
+        let mut unblocked = false;
+        for owner in owners {
+            unblocked |= sub.unblock(cx, Some(owner));
+        }
         let after = mark_delete(&topic.state, sub);
         sub.read = sub.read.max(after);
         if before.ledger != after.ledger {
             topic.trim(seat, now);
         }
-        if freed {
+        if unblocked {
             topic.mark_dirty(&mut self.dirty);
         }
         refusal
@@ -225,14 +237,17 @@ impl Topics {
         let Some(sub) = topic.subs.get_mut(sub as usize) else {
             return;
         };
-        let index = consumer as usize;
-        if sub.shared {
-            sub.give_back(index, ids);
-            sub.unblock(cx);
+        if sub.dispatcher.tracks_pending() {
+            sub.give_back(consumer, ids);
+            sub.unblock(cx, Some(consumer));
+        } else if !sub.dispatcher.is_served(consumer) {
+            // A Failover consumer that waits has nothing to give back, and a change on its way starts over anyway.
+            return;
         } else {
-            // Exclusive: everything unacknowledged comes again, stamped with the new epoch so that older deliveries can be told apart.
-            sub.read = mark_delete(&topic.state, sub);
-            if let Some(entry) = sub.consumers.get_mut(index)
+            // Everything unacknowledged comes again, stamped with the new epoch so that older deliveries can be told apart.
+            let from = mark_delete(&topic.state, sub);
+            sub.rewind(from);
+            if let Some(entry) = sub.roster.get_mut(consumer)
                 && epoch.is_some()
             {
                 entry.epoch = epoch;
@@ -242,94 +257,64 @@ impl Topics {
     }
 }
 
-impl Subscription {
-    /// The batch size of an entry that a consumer holds.
-    fn batch_size(&self, position: Position, consumer: u32) -> Option<u32> {
-        let held = |consumer: &super::subscription::Consumer| {
-            consumer.pending.get(&position).map(|held| held.batch)
-        };
-        let own = self.consumers.get(consumer as usize).and_then(held);
-        own.or_else(|| {
-            self.consumers
-                .iter()
-                .find_map(|(_, consumer)| held(consumer))
-        })
+impl Topics {
+    /// Settings have changed: whoever was blocked under the old ones is looked at again.
+    pub(super) fn reconsider_unacked(&mut self, cx: &Context) {
+        for (_, topic) in &mut self.topics {
+            let mut freed = false;
+            for (_, sub) in &mut topic.subs {
+                freed |= sub.unblock(cx, None);
+            }
+            if freed {
+                topic.mark_dirty(&mut self.dirty);
+            }
+        }
     }
+}
 
-    /// Takes an acknowledged entry, or the acknowledged part of it, off whoever holds it. Returns the messages this concerned.
+impl Subscription {
+    /// Takes an acknowledged entry, or the acknowledged part of it, off whoever holds it. Answers the holder, and the messages this concerned.
     fn release(
         &mut self,
         position: Position,
-        consumer: u32,
         whole: bool,
         open: Option<&[i64]>,
-    ) -> u32 {
+    ) -> (Option<u32>, u32) {
         self.redelivered.remove(&position);
-        if !self.shared {
-            return u32::from(whole);
+        if !self.dispatcher.tracks_pending() {
+            return (None, u32::from(whole));
         }
-        let own = self
-            .consumers
-            .get(consumer as usize)
-            .is_some_and(|c| c.pending.contains_key(&position));
-        let holder = if own {
-            self.consumers.get_mut(consumer as usize)
-        } else {
-            self.consumers
-                .iter_mut()
-                .map(|(_, c)| c)
-                .find(|c| c.pending.contains_key(&position))
-        };
-        let Some(holder) = holder else {
-            if whole {
-                self.replay.remove(&position);
-                self.chunks.unpark(position);
-            }
-            return u32::from(whole);
-        };
-        let Some(held) = holder
-            .pending
-            .get_mut(&position)
-            .map(|held| &mut held.permits)
-        else {
-            return 0;
-        };
         let left = match open {
-            Some(set) if !whole => set
-                .iter()
-                .map(|word| word.count_ones())
-                .sum::<u32>()
-                .min(*held),
             _ if whole => 0,
+            Some(set) => set.iter().map(|word| word.count_ones()).sum(),
             // Nothing changed: acknowledged before, or no entry at all.
-            _ => *held,
+            None => u32::MAX,
         };
-        let freed = *held - left;
-        *held = left;
-        if left == 0 {
-            holder.pending.remove(&position);
+        match self.pending.shrink(position, left) {
+            Some((held, freed)) => (Some(held.owner), freed),
+            None => {
+                if whole {
+                    self.replay.remove(&position);
+                    self.dispatcher.forget(position);
+                }
+                (None, u32::from(whole))
+            }
         }
-        holder.unacked = holder.unacked.saturating_sub(u64::from(freed));
-        self.unacked = self.unacked.saturating_sub(u64::from(freed));
-        freed
     }
 
     /// Puts entries that a consumer holds back into the replay set; `None` = all of them.
-    fn give_back(&mut self, index: usize, ids: Option<Vec<Position>>) {
-        let Some(consumer) = self.consumers.get_mut(index) else {
-            return;
-        };
-        let back: Vec<(Position, Held)> = match ids {
-            None => std::mem::take(&mut consumer.pending).into_iter().collect(),
+    fn give_back(&mut self, consumer: u32, ids: Option<Vec<Position>>) {
+        let back: Vec<Position> = match ids {
+            None => {
+                let all = self.pending.take_all(consumer).into_iter();
+                all.map(|(position, _)| position).collect()
+            }
             Some(ids) => ids
                 .into_iter()
-                .filter_map(|id| consumer.pending.remove(&id).map(|held| (id, held)))
+                .filter(|id| self.pending.take(*id, consumer).is_some())
                 .collect(),
         };
-        for (position, held) in back {
-            let messages = held.permits;
-            consumer.unacked = consumer.unacked.saturating_sub(u64::from(messages));
-            self.unacked = self.unacked.saturating_sub(u64::from(messages));
+        for position in back {
             self.replay.insert(position);
             *self.redelivered.entry(position).or_insert(0) += 1;
         }

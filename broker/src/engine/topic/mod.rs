@@ -1,17 +1,28 @@
 //! Topics: the producers, subscriptions and log positions of the names that fall to this core.
 
+mod access;
 mod ack;
 mod chunks;
+mod dedup;
 mod dispatch;
+mod dispatcher;
+mod failover;
 mod joining;
 mod lanes;
+mod limits;
 mod meter;
 mod openings;
 mod operation;
+mod pending;
+mod permits;
 mod producer;
+mod publish;
 pub(super) mod rates;
+mod roster;
+mod single;
 mod stats;
 mod subscription;
+mod terminate;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,12 +32,16 @@ use slab::Slab;
 use vela_limiter::Reason;
 use vela_proto::ServerError;
 
+use self::access::Access;
+use self::dedup::{Gone, Sweep};
 pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
+use self::limits::Limits;
 use self::openings::{ProbeFor, Seat};
 use self::operation::Operation;
 use self::producer::Producer;
 use self::rates::{Rates, SharedRates, TopicRate};
+pub use self::roster::Books;
 use self::subscription::{ORPHAN_MS, Subscription};
 use super::context::Context;
 use super::message::{ClientKey, ClientRef, Message};
@@ -48,6 +63,12 @@ pub(super) struct Topic {
     /// The last durable entry: consumers see the topic up to here.
     pub(super) confirmed: Position,
     producers: Slab<Producer>,
+    /// Who may produce.
+    access: Access,
+    /// What settings and policies say; `None` before anybody looked.
+    limits: Option<Limits>,
+    /// Producers that deduplication remembers and that are not connected.
+    gone: Gone,
     /// Producers by their names.
     producer_names: FxHashMap<String, u32>,
     subs: Slab<Subscription>,
@@ -55,6 +76,10 @@ pub(super) struct Topic {
     /// Questions that need entries which are not in memory.
     operations: Vec<Operation>,
     names_made: u64,
+    /// It was terminated, and that is durable.
+    ended: bool,
+    /// Subscriptions whose consumers know that nothing more comes.
+    end_told: BTreeSet<u32>,
     pub(super) messages_in: u64,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
@@ -73,11 +98,16 @@ impl Topic {
             slot,
             confirmed: state.ledgers.last().unwrap_or(Position::EARLIEST),
             producers: Slab::new(),
+            access: Access::new(&state),
+            limits: None,
+            gone: Gone::default(),
             producer_names: FxHashMap::default(),
             subs: Slab::new(),
             sub_names: BTreeMap::new(),
             operations: Vec::new(),
             names_made: 0,
+            ended: state.terminated.is_some(),
+            end_told: BTreeSet::new(),
             messages_in: 0,
             rate: None,
             group: None,
@@ -159,10 +189,15 @@ pub(super) struct Topics {
     probes: BTreeMap<u64, (ClientRef, ProbeFor)>,
     next_probe: u64,
     rates: Rates,
+    sweep: Sweep,
+    /// The time of the last message or tick.
+    clock: Now,
     /// Topics to look at before the turn ends.
     dirty: Vec<u32>,
     /// Non-durable subscriptions that wait for their consumer: deadline, topic, subscription.
     orphans: BTreeSet<(u64, u32, u32)>,
+    /// Failover subscriptions whose active consumer has changed: when it is served, topic, subscription.
+    takeovers: BTreeSet<(u64, u32, u32)>,
 }
 
 impl Topics {
@@ -180,8 +215,11 @@ impl Topics {
             probes: BTreeMap::new(),
             next_probe: 0,
             rates: Rates::new(rates),
+            sweep: Sweep::default(),
+            clock: Now::default(),
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
+            takeovers: BTreeSet::new(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -266,6 +304,7 @@ impl Topics {
 
     /// A message from a session, or from another topic's core.
     pub(super) fn message(&mut self, cx: &mut Context, message: Message, now: Now) {
+        self.clock = now;
         let Some(message) = self.behind_waiting(cx, message, now) else {
             return;
         };
@@ -273,11 +312,12 @@ impl Topics {
             Message::Publish {
                 send,
                 num_messages,
+                kind,
                 awaits,
                 refused,
                 frame,
             } => {
-                self.publish(cx, send, num_messages, refused, &frame, now);
+                self.publish(cx, send, num_messages, kind, refused, &frame, now);
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
@@ -285,7 +325,10 @@ impl Topics {
                     cx.post(session.core, free);
                 }
             }
-            Message::Flow { client, permits } => self.flow(client, permits),
+            Message::Flow { client, permits } => {
+                self.flow(client, permits);
+                self.end_on_flow(cx, client);
+            }
             Message::Ack {
                 client,
                 ids,
@@ -319,6 +362,10 @@ impl Topics {
                 self.consumer_stats(cx, client, request_id, now)
             }
             Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
+            Message::Terminate { from, token, topic } => self.terminate(cx, from, token, topic),
+            Message::Terminated { token, result, .. } => {
+                cx.effects.terminated.push((token, result));
+            }
             Message::FindTopic {
                 session,
                 request_id,
@@ -404,6 +451,7 @@ impl Topics {
                 topic.dirty = false;
                 self.poll_operations(cx, slot, now);
                 self.dispatch(cx, slot, now);
+                self.announce_ends(cx, slot);
             }
         }
         // Keeps the allocation; a topic that was marked meanwhile is looked at in the next round.
@@ -412,21 +460,43 @@ impl Topics {
         !self.dirty.is_empty()
     }
 
+    /// The books of all consumers; an error says what does not add up.
+    pub(super) fn audit(&self) -> Result<Vec<Books>, String> {
+        let mut books = Vec::new();
+        for (_, topic) in &self.topics {
+            for (_, sub) in &topic.subs {
+                sub.audit()
+                    .map_err(|error| format!("{} of {}: {error}", sub.name, topic.name))?;
+                books.extend(sub.roster.books());
+            }
+        }
+        Ok(books)
+    }
+
     pub(super) fn end_of_turn(&mut self, cx: &mut Context) {
         self.flush_lanes(cx);
     }
 
     pub(super) fn next_wakeup(&self) -> Option<u64> {
         let orphans = self.orphans.first().map(|(at, _, _)| *at);
-        match (orphans, self.rates.next_wakeup()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let takeovers = self.takeovers.first().map(|(at, _, _)| *at);
+        [
+            orphans,
+            takeovers,
+            self.rates.next_wakeup(),
+            self.sweep.next_wakeup(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Carries out what is due: connections that waited for a rate go on, non-durable subscriptions whose consumer did not come back end.
     pub(super) fn tick(&mut self, cx: &mut Context, now: Now) {
+        self.clock = now;
         self.tick_rates(cx, now);
+        self.sweep_sequences(cx, now);
+        self.tick_failover(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use vela_proto::ServerError;
 
 use super::Topics;
-use super::subscription::Consumer;
+use super::subscription::Subscription;
 use crate::engine::context::Context;
 use crate::engine::message::{
     ClientRef, Message, OpenConsumer, OpenProducer, SeekTarget, SendId, SessionRef,
@@ -35,6 +35,10 @@ pub(super) enum Seat {
         producer: u32,
     },
     Consumer(ConsumerSeat),
+    /// A producer that waits until it can have its topic for itself.
+    Queued {
+        topic: u32,
+    },
     /// Its opening is being decided; what it sends meanwhile waits in order.
     Waiting {
         probe: u64,
@@ -59,7 +63,8 @@ fn weight(message: &Message) -> usize {
 
 /// What a liveness probe decides about.
 pub(super) enum ProbeFor {
-    Producer(Box<OpenProducer>, String),
+    /// The producer, and why it is refused if the holder is alive.
+    Producer(Box<OpenProducer>, (ServerError, String)),
     Consumer(Box<OpenConsumer>, String),
 }
 
@@ -72,13 +77,15 @@ impl Topics {
         }
     }
 
-    /// A consumer, and the slot of its topic.
-    pub(super) fn consumer_mut(&mut self, client: ClientRef) -> Option<(u32, &mut Consumer)> {
+    /// The subscription of a consumer: the slot of its topic, the consumer's index, and the subscription.
+    pub(super) fn subscription_of(
+        &mut self,
+        client: ClientRef,
+    ) -> Option<(u32, u32, &mut Subscription)> {
         let seat = self.consumer_seat(client)?;
         let topic = self.topics.get_mut(seat.topic as usize)?;
         let sub = topic.subs.get_mut(seat.sub as usize)?;
-        let consumer = sub.consumers.get_mut(seat.consumer as usize)?;
-        Some((seat.topic, consumer))
+        Some((seat.topic, seat.consumer, sub))
     }
 
     /// Has a topic looked at before the turn ends.
@@ -211,12 +218,12 @@ impl Topics {
         match what {
             ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
             ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
-            ProbeFor::Producer(open, message) => {
+            ProbeFor::Producer(open, (error, message)) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ProducerRefused {
                     client,
                     request_id: open.request_id,
-                    error: ServerError::ProducerBusy,
+                    error,
                     message,
                 };
                 cx.post(client.session.core, refused);
