@@ -60,26 +60,10 @@ const RECORDINGS: &[(&str, Status, Needs)] = &[
         },
     ),
     ("py-cumulative-ack", Replayed, Needs { left: 1, ..NEEDS }),
-    (
-        "py-errors",
-        Later(Refusal {
-            feature: "Producer access modes other than Shared",
-            line: 44,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
+    ("py-errors", Replayed, NEEDS),
     ("py-exclusive-ack", Replayed, NEEDS),
     ("py-failover", Replayed, Needs { left: 1, ..NEEDS }),
-    (
-        "py-key-shared",
-        Later(Refusal {
-            feature: "Key_Shared subscriptions",
-            line: 9,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
+    ("py-key-shared", Replayed, Needs { left: 8, ..NEEDS }),
     (
         "py-partitioned-producer",
         Replayed,
@@ -281,7 +265,7 @@ fn the_consumer_that_takes_over_gets_what_was_not_acknowledged() {
 }
 
 #[test]
-fn key_shared_is_refused() {
+fn what_a_key_shared_consumer_held_goes_to_the_next_one() {
     run("py-key-shared");
 }
 

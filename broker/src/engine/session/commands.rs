@@ -124,7 +124,7 @@ impl Session {
     fn connect(&mut self, cx: &mut Context, connect: &proto::CommandConnect) {
         self.version = connect.protocol_version.unwrap_or(0).min(PROTOCOL_VERSION);
         self.stage = Stage::Connected;
-        self.follow_pending_bytes(cx.bytes_held);
+        self.follow_pending_bytes(cx, cx.bytes_held);
         let connected = BaseCommand {
             connected: Some(proto::CommandConnected {
                 server_version: SERVER_VERSION.into(),

@@ -7,6 +7,7 @@
 mod clients;
 mod commands;
 mod lookup;
+mod outbound;
 mod publish;
 pub(super) mod throttling;
 mod unsupported;
@@ -282,10 +283,12 @@ impl Sessions {
         for (probe, core, _) in session.probes.drain(..) {
             cx.post(core, Message::Probed { probe, alive: true });
         }
+        let kind = hot::command_type(frame.command()).ok();
         Self::handle(session, cx, frame, now);
-        session.watch_output();
+        session.watch_output(cx, now);
         session.reading = session.wants_frames(cx.settings.publish_pacing)
             && session.read_rule() == throttling::ReadRule::Read;
+        self.pace_requests(cx, conn, kind, now);
         self.reconsider_bytes(cx, now);
     }
 
@@ -320,6 +323,7 @@ impl Sessions {
         self.free.push(conn.slot);
         self.connected -= 1;
         session.stage = Stage::Closing;
+        session.end_holds(cx);
         for (id, client) in std::mem::take(&mut session.producers) {
             if !matches!(client.state, ClientState::Closing) {
                 let client_ref = session.client_ref(&client, id);
@@ -370,7 +374,8 @@ impl Sessions {
                 cx.post(core, Message::Written { client, bytes });
             }
         }
-        session.watch_output();
+        session.holds.outbound.unblock();
+        session.watch_output(cx, now);
         Self::settle(session, cx, now);
     }
 
@@ -446,7 +451,7 @@ impl Sessions {
                 };
                 session.send(cx, &command);
                 // Questions may be much shorter than their answers: no more of them until these are read.
-                session.watch_answers();
+                session.watch_answers(cx, now);
             }
             Message::Hold { session, reason } => self.throttle(cx, session, reason, true, now),
             Message::Release { session, reason } => self.throttle(cx, session, reason, false, now),
@@ -540,6 +545,9 @@ impl Sessions {
             let Some(session) = self.get(slot, generation) else {
                 continue;
             };
+            if session.end_pause(cx, now) {
+                Self::settle(session, cx, now);
+            }
             if session
                 .probes
                 .iter()
@@ -574,12 +582,6 @@ impl Sessions {
         if let Some(session) = self.get(conn.slot, conn.generation) {
             session.pinged = false;
         }
-    }
-
-    /// Bytes queued to sockets.
-    pub(super) fn outbound(&self) -> usize {
-        let sessions = self.slots.iter().filter_map(|slot| slot.session.as_deref());
-        sessions.map(|session| session.out.len()).sum()
     }
 
     /// Asks every session to end.
