@@ -160,6 +160,30 @@ settings! {
     max_pending_publish_requests_per_connection: u64 = 1000,
     "maxPendingPublishRequestsPerConnection" in 1..=10000000 as "messages", dynamic;
 
+    /// Read no requests of a connection whose socket takes no more, from pulsarChannelWriteBufferHighWaterMark on. Without it that happens at 8 MiB of waiting output.
+    pulsar_channel_pause_receiving_requests_if_unwritable: bool = false,
+    "pulsarChannelPauseReceivingRequestsIfUnwritable";
+
+    /// Waiting output of a connection at which its requests are not read, if pulsarChannelPauseReceivingRequestsIfUnwritable is on.
+    pulsar_channel_write_buffer_high_water_mark: u64 = 65_536,
+    "pulsarChannelWriteBufferHighWaterMark" in 1..=8388608 as "bytes";
+
+    /// Waiting output of a connection at which its requests are read again, if pulsarChannelPauseReceivingRequestsIfUnwritable is on.
+    pulsar_channel_write_buffer_low_water_mark: u64 = 32_768,
+    "pulsarChannelWriteBufferLowWaterMark" in 0..=1048576 as "bytes";
+
+    /// How long such a connection is served slowly when its requests are read again. 0: not at all.
+    pulsar_channel_pause_receiving_cooldown_ms: u64 = 5000,
+    "pulsarChannelPauseReceivingCooldownMs" in 0..=3600000 as "milliseconds";
+
+    /// Requests that are taken of it in each pulsarChannelPauseReceivingCooldownRateLimitPeriodMs of that time.
+    pulsar_channel_pause_receiving_cooldown_rate_limit_permits: u64 = 5,
+    "pulsarChannelPauseReceivingCooldownRateLimitPermits" in 1..=1000000 as "requests";
+
+    /// Length of such a period.
+    pulsar_channel_pause_receiving_cooldown_rate_limit_period_ms: u64 = 10,
+    "pulsarChannelPauseReceivingCooldownRateLimitPeriodMs" in 1..=3600000 as "milliseconds";
+
     /// Messages that the producers of one topic may publish per second, unless its namespace has a rate of its own. 0: no limit.
     max_publish_rate_per_topic_in_messages: u64 = 0,
     "maxPublishRatePerTopicInMessages" in 0..=2147483647 as "messages/second", dynamic;
@@ -240,6 +264,62 @@ settings! {
     broker_max_connections_per_ip: u64 = 0,
     "brokerMaxConnectionsPerIp" in 0..=10000000 as "connections", dynamic;
 
+    /// Producers and consumers that one connection may have open at once. 0: no limit.
+    max_clients_per_connection: u64 = 50_000,
+    "maxClientsPerConnection" in 0..=10000000 as "clients", dynamic;
+
+    /// Producers that one topic may have at once, unless a policy says otherwise. 0: no limit.
+    max_producers_per_topic: u64 = 0,
+    "maxProducersPerTopic" in 0..=10000000 as "producers", dynamic;
+
+    /// Producers from one address that one topic may have at once. 0: no limit.
+    max_same_address_producers_per_topic: u64 = 0,
+    "maxSameAddressProducersPerTopic" in 0..=10000000 as "producers", dynamic;
+
+    /// Consumers that one topic may have at once, unless a policy says otherwise. 0: no limit.
+    max_consumers_per_topic: u64 = 0,
+    "maxConsumersPerTopic" in 0..=10000000 as "consumers", dynamic;
+
+    /// Consumers from one address that one topic may have at once. 0: no limit.
+    max_same_address_consumers_per_topic: u64 = 0,
+    "maxSameAddressConsumersPerTopic" in 0..=10000000 as "consumers", dynamic;
+
+    /// Consumers that one subscription may have at once, unless a policy says otherwise. 0: no limit.
+    max_consumers_per_subscription: u64 = 0,
+    "maxConsumersPerSubscription" in 0..=10000000 as "consumers", dynamic;
+
+    /// Subscriptions that one topic may have, unless a policy says otherwise. 0: no limit.
+    max_subscriptions_per_topic: u64 = 0,
+    "maxSubscriptionsPerTopic" in 0..=10000000 as "subscriptions", dynamic;
+
+    /// Refuse producers that do not encrypt, and messages that are not encrypted, on every topic.
+    encryption_require_on_producer: bool = false,
+    "encryptionRequireOnProducer", dynamic;
+
+    /// Longest delay that a message may ask for, unless its namespace says otherwise. 0: no limit.
+    delayed_delivery_max_delay_in_millis: u64 = 0,
+    "delayedDeliveryMaxDelayInMillis" in 0..=9223372036854775807 as "milliseconds", dynamic;
+
+    /// Store a message that a producer sends again under the same sequence id once, unless a policy says otherwise.
+    broker_deduplication_enabled: bool = false,
+    "brokerDeduplicationEnabled", dynamic;
+
+    /// Producer names that deduplication remembers per topic. One more takes the place of the one that has been gone the longest, and is refused if all are connected.
+    broker_deduplication_max_number_of_producers: u64 = 10_000,
+    "brokerDeduplicationMaxNumberOfProducers" in 1..=10000000 as "producers", dynamic;
+
+    /// How long deduplication remembers a producer that is not connected. A start of the broker begins this time anew.
+    broker_deduplication_producer_inactivity_timeout_minutes: u64 = 360,
+    "brokerDeduplicationProducerInactivityTimeoutMinutes" in 1..=5256000 as "minutes", dynamic;
+
+    /// Accepted for compatibility, without effect: sequence ids are a part of the log itself, so no snapshot of them can be behind it.
+    broker_deduplication_entries_interval: u64 = 1000,
+    "brokerDeduplicationEntriesInterval" in 1..=2147483647 as "entries", dynamic;
+
+    /// Accepted for compatibility, without effect, as brokerDeduplicationEntriesInterval.
+    broker_deduplication_snapshot_interval_seconds: u64 = 120,
+    "brokerDeduplicationSnapshotIntervalSeconds" in 0..=2147483647 as "seconds", dynamic;
+
     /// Largest metadata of a consumer, its keys and values together.
     max_consumer_metadata_size: u64 = 1024,
     "maxConsumerMetadataSize" in 0..=1048576 as "bytes", dynamic;
@@ -248,6 +328,17 @@ settings! {
     dispatcher_max_round_robin_batch_size: u64 = 20,
     "dispatcherMaxRoundRobinBatchSize" in 1..=100000 as "entries", dynamic;
 
+    /// Patterns of topic names are applied by the broker. If not, clients get whole lists, and there are no watchers of topic lists.
+    enable_broker_side_subscription_pattern_evaluation: bool = true,
+    "enableBrokerSideSubscriptionPatternEvaluation", dynamic;
+
+    /// Clients with a pattern are told when topics are created and deleted, instead of asking again and again.
+    enable_broker_topic_list_watcher: bool = true,
+    "enableBrokerTopicListWatcher", dynamic;
+
+    /// Longest pattern of topic names that the broker applies.
+    subscription_pattern_max_length: u64 = 50,
+    "subscriptionPatternMaxLength" in 1..=1000 as "characters", dynamic;
     /// Look at the credit of an exclusive or failover consumer before every entry. Off: credit is turned into a run of entries by the average messages per entry, and may be overdrawn by that run.
     precise_dispatcher_flow_control: bool = false,
     "preciseDispatcherFlowControl", dynamic;
@@ -259,6 +350,26 @@ settings! {
     /// Choose the active consumer of a failover subscription by a ring of hashes on partitions, too, not by the partition's index.
     active_consumer_failover_consistent_hashing: bool = false,
     "activeConsumerFailoverConsistentHashing", dynamic;
+
+    /// Serve key-shared subscriptions.
+    subscription_key_shared_enable: bool = true,
+    "subscriptionKeySharedEnable", dynamic;
+
+    /// Share the keys of a key-shared subscription out by consistent hashing. Off: each newcomer gets half of the largest range. Holds for subscriptions that get their first consumer afterwards.
+    subscription_key_shared_use_consistent_hashing: bool = true,
+    "subscriptionKeySharedUseConsistentHashing", dynamic;
+
+    /// Points of each consumer on the ring of hashes. More share keys out more evenly and make joining and leaving dearer.
+    subscription_key_shared_consistent_hashing_replica_points: u64 = 100,
+    "subscriptionKeySharedConsistentHashingReplicaPoints" in 1..=10000 as "points", dynamic;
+
+    /// Entries of a key-shared subscription that may wait for their consumers while reading goes on past them, for each consumer. About 150 bytes each. 0: no limit of its own.
+    key_shared_look_ahead_msg_in_replay_threshold_per_consumer: u64 = 4000,
+    "keySharedLookAheadMsgInReplayThresholdPerConsumer" in 0..=1000000 as "entries", dynamic;
+
+    /// The same for the whole subscription. 0: no limit of its own; if both are 0, the limits on unacknowledged messages count.
+    key_shared_look_ahead_msg_in_replay_threshold_per_subscription: u64 = 40000,
+    "keySharedLookAheadMsgInReplayThresholdPerSubscription" in 0..=1000000 as "entries", dynamic;
 
     /// Directory that holds the log and the metadata.
     data_dir: String = "./data".to_owned(),
@@ -335,6 +446,10 @@ settings! {
     /// How long faultSyncDelayMillis applies, from the start. 0: always.
     fault_sync_delay_seconds: u64 = 0,
     "faultSyncDelaySeconds" in 0..=86400 as "seconds";
+
+    /// A test aid, to see the broker while storage does nothing at all: log writes wait while this file exists. Empty: none.
+    fault_sync_hold_file: String = String::new(),
+    "faultSyncHoldFile";
 
     /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.
     io_memory_kb: u64 = 64,

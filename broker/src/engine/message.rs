@@ -4,12 +4,16 @@
 //! exactly these messages. Messages from one core to another arrive in the order they were sent, and that order is the order in which the
 //! commands of a connection take effect: a SEND behind a PRODUCER, a FLOW behind a SUBSCRIBE need no answer in between.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use vela_codec::Frame;
 use vela_limiter::Reason;
 use vela_proto::{BaseCommand, ServerError};
 
 use super::name::TopicName;
+use super::schema::Schema;
+use super::schema::registry::{Ask, Decided};
 use crate::store::log::Position;
 
 /// A core's number, from 0.
@@ -60,6 +64,8 @@ pub struct SendId {
     pub highest_sequence_id: Option<u64>,
     /// Bytes behind the command: what it weighs until it is answered.
     pub bytes: u32,
+    /// What it says that it is.
+    pub kind: SendKind,
 }
 
 impl SendId {
@@ -67,6 +73,30 @@ impl SendId {
     pub fn error_sequence(&self) -> u64 {
         self.highest_sequence_id.unwrap_or(0).max(self.sequence_id)
     }
+}
+
+/// What a SEND says of itself that matters for limits and deduplication.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum SendKind {
+    /// A message or a batch.
+    Message,
+    /// A part of a message that is too large for one entry.
+    Chunk,
+    /// Not for consumers.
+    Marker,
+}
+
+/// How a producer shares its topic (PIP-68).
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum AccessMode {
+    /// With others.
+    Shared,
+    /// Alone, or not at all.
+    Exclusive,
+    /// Alone; it waits until it can.
+    WaitForExclusive,
+    /// Alone; whoever is there is fenced.
+    ExclusiveWithFencing,
 }
 
 /// The fields of PRODUCER that a topic looks at.
@@ -80,10 +110,37 @@ pub struct OpenProducer {
     pub name: Option<String>,
     /// Rises with every reconnect of the client.
     pub epoch: u64,
+    /// How it shares the topic.
+    pub access: AccessMode,
+    /// The topic's epoch when it had the topic for itself before.
+    pub topic_epoch: Option<u64>,
+    /// It promises to encrypt its messages.
+    pub encrypted: bool,
+    /// The client's user chose the name.
+    pub user_named: bool,
+    /// Kept for statistics.
+    pub metadata: Vec<(String, String)>,
+    /// `host:port` of the client.
+    pub address: String,
+    /// Wall clock when it asked, milliseconds since 1970.
+    pub asked_ms: u64,
     /// The topic may be created.
     pub create: bool,
     /// A subscription to create from the earliest message, if it is missing.
     pub initial_subscription: Option<String>,
+    /// Its schema.
+    pub schema: OpenSchema,
+}
+
+/// The schema of a producer or consumer that is being opened.
+#[derive(Debug)]
+pub enum OpenSchema {
+    /// The client sent none, or one that takes whatever the topic has.
+    Absent,
+    /// To be looked at by the core that answers for the topic's schema.
+    Given(Schema),
+    /// It was: its version, if it is kept under one.
+    Decided(Option<u64>),
 }
 
 /// The type of a subscription.
@@ -159,6 +216,10 @@ pub struct OpenConsumer {
     pub siblings: u32,
     /// Protocol version of the client.
     pub version: i32,
+    /// Its schema.
+    pub schema: OpenSchema,
+    /// It takes messages of any schema (AUTO_CONSUME).
+    pub any_schema: bool,
 }
 
 /// One acknowledged id.
@@ -177,6 +238,17 @@ pub enum SeekTarget {
     Position(Position, Vec<i64>),
     /// The next message is the first one published at this time or later, milliseconds since the Unix epoch.
     PublishTime(u64),
+}
+
+/// Why a topic could not be terminated.
+#[derive(Copy, Clone, Eq, PartialEq, Debug, thiserror::Error)]
+pub enum TerminateError {
+    /// There is no such topic.
+    #[error("the topic does not exist")]
+    NotFound,
+    /// The log cannot be written, now and until the broker is restarted.
+    #[error("the log cannot be written; the broker's own log names the cause")]
+    Log,
 }
 
 /// One entry on its way to a consumer.
@@ -273,11 +345,41 @@ pub enum Message {
         request_id: u64,
         topic: TopicName,
     },
-    /// The persistent topics of a namespace on this core. Answered by [`Message::Topics`].
+    /// The topics of a namespace on this core. Answered by [`Message::Topics`].
     ListTopics {
         session: SessionRef,
         request_id: u64,
         namespace: String,
+        persistent: bool,
+        non_persistent: bool,
+    },
+    /// One watcher more, or less, of the persistent topics of a namespace: a core wants a [`Message::TopicChanged`] for each change.
+    WatchTopics {
+        core: CoreId,
+        namespace: String,
+        on: bool,
+    },
+    /// GET_OR_CREATE_SCHEMA, by way of the topic: it must exist.
+    SchemaOfTopic { topic: TopicName, ask: Box<Ask> },
+    /// What became of the schema of a producer or consumer.
+    SchemaDecided { client: ClientRef, decided: Decided },
+
+    // To the core that answers for a schema.
+    /// A question about a schema. Answered by [`Message::SchemaDecided`] or [`Message::SchemaAnswer`].
+    AskSchema(Box<Ask>),
+    /// End a topic. Answered by [`Message::Terminated`] to core `from`.
+    Terminate {
+        from: CoreId,
+        token: u64,
+        topic: TopicName,
+    },
+
+    // Topic to core.
+    /// Answer to [`Message::Terminate`], once it is durable: the topic's last position, or why it did not end.
+    Terminated {
+        token: u64,
+        topic: TopicName,
+        result: Result<Position, TerminateError>,
     },
 
     // Topic to session.
@@ -287,6 +389,14 @@ pub enum Message {
         request_id: u64,
         name: String,
         last_sequence_id: i64,
+        schema_version: Option<u64>,
+        topic_epoch: Option<u64>,
+    },
+    /// The producer waits for its turn; [`Message::ProducerOpened`] follows, or a refusal.
+    ProducerQueued {
+        client: ClientRef,
+        request_id: u64,
+        name: String,
     },
     /// The producer was refused.
     ProducerRefused {
@@ -326,6 +436,8 @@ pub enum Message {
         request_id: Option<u64>,
         by_broker: bool,
     },
+    /// The consumer has everything that a finished topic has.
+    EndOfTopic { client: ClientRef },
     /// ACTIVE_CONSUMER_CHANGE.
     ActiveConsumerChange { client: ClientRef, active: bool },
     /// ACK_RESPONSE.
@@ -367,7 +479,18 @@ pub enum Message {
     Topics {
         session: SessionRef,
         request_id: u64,
-        names: Vec<String>,
+        names: Vec<Arc<str>>,
+    },
+    /// A persistent topic was created or deleted in a namespace that this core watches.
+    TopicChanged {
+        namespace: String,
+        name: Arc<str>,
+        created: bool,
+    },
+    /// The answer to the GET_SCHEMA or GET_OR_CREATE_SCHEMA that the session's frames wait for.
+    SchemaAnswer {
+        session: SessionRef,
+        command: Box<BaseCommand>,
     },
 }
 
@@ -377,6 +500,7 @@ impl Message {
         matches!(
             self,
             Message::ProducerOpened { .. }
+                | Message::ProducerQueued { .. }
                 | Message::ProducerRefused { .. }
                 | Message::ProducerClosed { .. }
                 | Message::Receipt { .. }
@@ -385,6 +509,7 @@ impl Message {
                 | Message::ConsumerOpened { .. }
                 | Message::ConsumerRefused { .. }
                 | Message::ConsumerClosed { .. }
+                | Message::EndOfTopic { .. }
                 | Message::ActiveConsumerChange { .. }
                 | Message::Acked { .. }
                 | Message::Disconnect { .. }
@@ -395,6 +520,8 @@ impl Message {
                 | Message::Release { .. }
                 | Message::TopicExists { .. }
                 | Message::Topics { .. }
+                | Message::TopicChanged { .. }
+                | Message::SchemaAnswer { .. }
         )
     }
 }

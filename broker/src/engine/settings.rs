@@ -32,6 +32,18 @@ pub struct Settings {
     pub connection_liveness_check_timeout_millis: u32,
     /// Unanswered SENDs of a connection at which its frames wait; they go on at half of it.
     pub max_pending_publish_requests_per_connection: u32,
+    /// A connection whose socket takes no more reads no requests above the high mark (PIP-434).
+    pub pause_receiving_if_unwritable: bool,
+    /// That mark, bytes.
+    pub write_buffer_high_water_mark: u32,
+    /// Output at which it goes on, bytes.
+    pub write_buffer_low_water_mark: u32,
+    /// How long its requests come slowly after that, milliseconds; 0 = not at all.
+    pub pause_receiving_cooldown_ms: u32,
+    /// Requests in each period of that time.
+    pub pause_receiving_cooldown_permits: u32,
+    /// The period, milliseconds.
+    pub pause_receiving_cooldown_period_ms: u32,
     /// Bytes of unanswered SENDs at which connections wait, over all cores; 0 or less = no limit.
     pub max_message_publish_buffer_bytes: i64,
     /// What throttles do with frames that have been read.
@@ -68,16 +80,56 @@ pub struct Settings {
     pub managed_ledger_max_ledger_rollover_time_ms: u64,
     /// Size at which a ledger is closed, bytes.
     pub managed_ledger_max_size_per_ledger: u64,
+    /// Producers and consumers of one connection; 0 = no limit.
+    pub max_clients_per_connection: u32,
+    /// Producers of a topic at once; 0 = no limit. Policies win.
+    pub max_producers_per_topic: u32,
+    /// The same from one address; 0 = no limit.
+    pub max_same_address_producers_per_topic: u32,
+    /// Consumers of a topic at once; 0 = no limit. Policies win.
+    pub max_consumers_per_topic: u32,
+    /// The same from one address; 0 = no limit.
+    pub max_same_address_consumers_per_topic: u32,
+    /// Consumers of a subscription at once; 0 = no limit. Policies win.
+    pub max_consumers_per_subscription: u32,
+    /// Subscriptions of a topic; 0 = no limit. Policies win.
+    pub max_subscriptions_per_topic: u32,
+    /// Producers must encrypt, whatever policies say.
+    pub encryption_require_on_producer: bool,
+    /// Longest delay of a message, milliseconds; 0 = no limit. A namespace's own wins.
+    pub delayed_delivery_max_delay_in_millis: u64,
+    /// Topics tell messages apart by their sequence ids, unless policies say otherwise.
+    pub broker_deduplication_enabled: bool,
+    /// Producer names that deduplication remembers per topic.
+    pub broker_deduplication_max_number_of_producers: u32,
+    /// How long it remembers one that is not connected, milliseconds.
+    pub broker_deduplication_producer_inactivity_timeout_ms: u64,
     /// Metadata of a consumer (names and values), bytes.
     pub max_consumer_metadata_size: u32,
     /// Entries a Shared consumer gets in one turn.
     pub dispatcher_max_round_robin_batch_size: u32,
+    /// Patterns of topic names are applied here; else clients get whole lists and there are no watchers.
+    pub enable_broker_side_subscription_pattern_evaluation: bool,
+    /// Clients may watch topic lists.
+    pub enable_broker_topic_list_watcher: bool,
+    /// Longest pattern that is applied here, characters.
+    pub subscription_pattern_max_length: u32,
     /// Exclusive and Failover: the credit is looked at before every entry, not once for a run of entries.
     pub precise_dispatcher_flow_control: bool,
     /// From a change of a Failover subscription's active consumer until it is served, milliseconds.
     pub active_consumer_failover_delay_time_millis: u64,
     /// Failover on partitions, too, chooses by a ring of hashes rather than by the partition's index.
     pub active_consumer_failover_consistent_hashing: bool,
+    /// Key_Shared subscriptions are served.
+    pub subscription_key_shared_enable: bool,
+    /// Their keys are shared out by consistent hashing, not by halving ranges.
+    pub subscription_key_shared_use_consistent_hashing: bool,
+    /// Points of a consumer on the ring of hashes.
+    pub subscription_key_shared_consistent_hashing_replica_points: u32,
+    /// Entries that may wait for their consumers on a Key_Shared subscription while reading goes on, for each of them; 0 = no limit.
+    pub key_shared_look_ahead_msg_in_replay_threshold_per_consumer: u32,
+    /// The same for the subscription.
+    pub key_shared_look_ahead_msg_in_replay_threshold_per_subscription: u32,
     /// Log bytes between two index checkpoints of a lane.
     pub checkpoint_interval_bytes: u64,
 }
@@ -90,6 +142,12 @@ impl Default for Settings {
             keep_alive_interval_seconds: 30,
             connection_liveness_check_timeout_millis: 5000,
             max_pending_publish_requests_per_connection: 1000,
+            pause_receiving_if_unwritable: false,
+            write_buffer_high_water_mark: 64 << 10,
+            write_buffer_low_water_mark: 32 << 10,
+            pause_receiving_cooldown_ms: 5000,
+            pause_receiving_cooldown_permits: 5,
+            pause_receiving_cooldown_period_ms: 10,
             max_message_publish_buffer_bytes: 0,
             publish_pacing: PublishPacing::Frame,
             max_publish_rate_per_topic_in_messages: 0,
@@ -108,11 +166,31 @@ impl Default for Settings {
             managed_ledger_max_entries_per_ledger: 50_000,
             managed_ledger_max_ledger_rollover_time_ms: 4 * 3600 * 1000,
             managed_ledger_max_size_per_ledger: 2 << 30,
+            max_clients_per_connection: 50_000,
+            max_producers_per_topic: 0,
+            max_same_address_producers_per_topic: 0,
+            max_consumers_per_topic: 0,
+            max_same_address_consumers_per_topic: 0,
+            max_consumers_per_subscription: 0,
+            max_subscriptions_per_topic: 0,
+            encryption_require_on_producer: false,
+            delayed_delivery_max_delay_in_millis: 0,
+            broker_deduplication_enabled: false,
+            broker_deduplication_max_number_of_producers: 10_000,
+            broker_deduplication_producer_inactivity_timeout_ms: 360 * 60_000,
             max_consumer_metadata_size: 1024,
             dispatcher_max_round_robin_batch_size: 20,
+            enable_broker_side_subscription_pattern_evaluation: true,
+            enable_broker_topic_list_watcher: true,
+            subscription_pattern_max_length: 50,
             precise_dispatcher_flow_control: false,
             active_consumer_failover_delay_time_millis: 1000,
             active_consumer_failover_consistent_hashing: false,
+            subscription_key_shared_enable: true,
+            subscription_key_shared_use_consistent_hashing: true,
+            subscription_key_shared_consistent_hashing_replica_points: 100,
+            key_shared_look_ahead_msg_in_replay_threshold_per_consumer: 4000,
+            key_shared_look_ahead_msg_in_replay_threshold_per_subscription: 40_000,
             checkpoint_interval_bytes: 128 << 20,
         }
     }

@@ -176,6 +176,17 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_pending_publish_requests_per_connection: to_u32(
             settings.max_pending_publish_requests_per_connection,
         ),
+        pause_receiving_if_unwritable: settings
+            .pulsar_channel_pause_receiving_requests_if_unwritable,
+        write_buffer_high_water_mark: to_u32(settings.pulsar_channel_write_buffer_high_water_mark),
+        write_buffer_low_water_mark: to_u32(settings.pulsar_channel_write_buffer_low_water_mark),
+        pause_receiving_cooldown_ms: to_u32(settings.pulsar_channel_pause_receiving_cooldown_ms),
+        pause_receiving_cooldown_permits: to_u32(
+            settings.pulsar_channel_pause_receiving_cooldown_rate_limit_permits,
+        ),
+        pause_receiving_cooldown_period_ms: to_u32(
+            settings.pulsar_channel_pause_receiving_cooldown_rate_limit_period_ms,
+        ),
         max_publish_rate_per_topic_in_messages: settings.max_publish_rate_per_topic_in_messages,
         max_publish_rate_per_topic_in_bytes: settings.max_publish_rate_per_topic_in_bytes,
         broker_publisher_throttling_max_message_rate: settings
@@ -208,15 +219,47 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         managed_ledger_max_size_per_ledger: settings
             .managed_ledger_max_size_per_ledger_mbytes
             .saturating_mul(1 << 20),
+        max_clients_per_connection: to_u32(settings.max_clients_per_connection),
+        max_producers_per_topic: to_u32(settings.max_producers_per_topic),
+        max_same_address_producers_per_topic: to_u32(settings.max_same_address_producers_per_topic),
+        max_consumers_per_topic: to_u32(settings.max_consumers_per_topic),
+        max_same_address_consumers_per_topic: to_u32(settings.max_same_address_consumers_per_topic),
+        max_consumers_per_subscription: to_u32(settings.max_consumers_per_subscription),
+        max_subscriptions_per_topic: to_u32(settings.max_subscriptions_per_topic),
+        encryption_require_on_producer: settings.encryption_require_on_producer,
+        delayed_delivery_max_delay_in_millis: settings.delayed_delivery_max_delay_in_millis,
+        broker_deduplication_enabled: settings.broker_deduplication_enabled,
+        broker_deduplication_max_number_of_producers: to_u32(
+            settings.broker_deduplication_max_number_of_producers,
+        ),
+        broker_deduplication_producer_inactivity_timeout_ms: settings
+            .broker_deduplication_producer_inactivity_timeout_minutes
+            .saturating_mul(60_000),
         max_consumer_metadata_size: to_u32(settings.max_consumer_metadata_size),
         dispatcher_max_round_robin_batch_size: to_u32(
             settings.dispatcher_max_round_robin_batch_size,
         ),
+        enable_broker_side_subscription_pattern_evaluation: settings
+            .enable_broker_side_subscription_pattern_evaluation,
+        enable_broker_topic_list_watcher: settings.enable_broker_topic_list_watcher,
+        subscription_pattern_max_length: to_u32(settings.subscription_pattern_max_length),
         precise_dispatcher_flow_control: settings.precise_dispatcher_flow_control,
         active_consumer_failover_delay_time_millis: settings
             .active_consumer_failover_delay_time_millis,
         active_consumer_failover_consistent_hashing: settings
             .active_consumer_failover_consistent_hashing,
+        subscription_key_shared_enable: settings.subscription_key_shared_enable,
+        subscription_key_shared_use_consistent_hashing: settings
+            .subscription_key_shared_use_consistent_hashing,
+        subscription_key_shared_consistent_hashing_replica_points: to_u32(
+            settings.subscription_key_shared_consistent_hashing_replica_points,
+        ),
+        key_shared_look_ahead_msg_in_replay_threshold_per_consumer: to_u32(
+            settings.key_shared_look_ahead_msg_in_replay_threshold_per_consumer,
+        ),
+        key_shared_look_ahead_msg_in_replay_threshold_per_subscription: to_u32(
+            settings.key_shared_look_ahead_msg_in_replay_threshold_per_subscription,
+        ),
         ..engine::Settings::default()
     }
 }

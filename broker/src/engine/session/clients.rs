@@ -3,11 +3,12 @@
 use super::{Client, ClientState, Session};
 use crate::engine::context::Context;
 use crate::engine::message::{
-    ClientRef, KeySharedMeta, Message, OpenConsumer, OpenProducer, SubType,
+    AccessMode, ClientRef, KeySharedMeta, Message, OpenConsumer, OpenProducer, OpenSchema, SubType,
 };
 use crate::engine::metadata::PartitionCheck;
 use crate::engine::name::{Domain, TopicName};
 use crate::engine::reply;
+use crate::engine::schema::Schema;
 use crate::engine::time::Now;
 use vela_codec::{Frame, encode};
 use vela_proto::{self as proto, BaseCommand, ServerError};
@@ -17,6 +18,12 @@ const AUTO_CONSUME: i32 = proto::schema::Type::AutoConsume as i32;
 /// Longest name of a subscription, producer or consumer, bytes, as for topics: a bound on what one name can hold in memory, and on
 /// what a short question can be answered with.
 const MAX_NAME: usize = 4096;
+/// Since this protocol version a peer understands REACHED_END_OF_TOPIC.
+const END_OF_TOPIC_VERSION: i32 = 9;
+/// Most bytes of the metadata of a producer, which is kept while it is connected.
+const MAX_PRODUCER_METADATA: usize = 8 << 10;
+/// Producers that the broker closed and that a connection remembers for a while; of more, some are forgotten early.
+const MAX_CLOSED_BY_BROKER: usize = 50_000;
 /// Most bytes of the properties of a subscription.
 const MAX_PROPERTIES: usize = 64 << 10;
 
@@ -73,11 +80,27 @@ impl Session {
         }
     }
 
+    /// May the connection have one more producer or consumer?
+    fn check_clients(&self, cx: &Context) -> Result<(), (ServerError, String)> {
+        let limit = cx.settings.max_clients_per_connection as usize;
+        let clients = self.producers.len() + self.consumers.len();
+        if limit == 0 || clients < limit {
+            return Ok(());
+        }
+        Err((
+            ServerError::NotAllowedError,
+            format!(
+                "The connection has {clients} producers and consumers, maxClientsPerConnection is {limit}: close some, or open another connection"
+            ),
+        ))
+    }
+
     pub(super) fn open_producer(
         &mut self,
         cx: &mut Context,
         producer: proto::CommandProducer,
         frame: Frame,
+        now: Now,
     ) {
         let (id, request_id) = (producer.producer_id, producer.request_id);
         match self.producers.get(&id).map(|client| &client.state) {
@@ -96,8 +119,16 @@ impl Session {
             Some(ClientState::Open {
                 name,
                 last_sequence_id,
+                schema_version,
+                topic_epoch,
             }) => {
-                let answer = reply::producer_success(request_id, name.clone(), *last_sequence_id);
+                let answer = reply::producer_success(
+                    request_id,
+                    name.clone(),
+                    *last_sequence_id,
+                    *schema_version,
+                    *topic_epoch,
+                );
                 return self.send(cx, &answer);
             }
             None => {}
@@ -106,17 +137,16 @@ impl Session {
             Ok(checked) => checked,
             Err((error, message)) => return self.send_error(cx, request_id, error, message),
         };
-        if producer
-            .producer_access_mode
-            .is_some_and(|mode| (1..=3).contains(&mode))
+        if let Err((error, message)) = self
+            .check_clients(cx)
+            .and_then(|()| check_producer(&producer))
         {
-            let text = "Only producer access mode Shared is served by this version";
-            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
+            return self.send_error(cx, request_id, error, message);
         }
-        if producer.schema.is_some() {
-            let text = "Schemas are not served by this version; create the producer without one";
-            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
-        }
+        let schema = match open_schema(producer.schema.as_ref()) {
+            Ok(schema) => schema,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
         if let Err((error, message)) = check_name("Producer", producer.producer_name.as_deref())
             .and_then(|()| {
                 check_name(
@@ -150,8 +180,25 @@ impl Session {
             request_id,
             name: producer.producer_name,
             epoch: producer.epoch.unwrap_or(0),
+            access: match producer.producer_access_mode {
+                Some(1) => AccessMode::Exclusive,
+                Some(2) => AccessMode::WaitForExclusive,
+                Some(3) => AccessMode::ExclusiveWithFencing,
+                _ => AccessMode::Shared,
+            },
+            topic_epoch: producer.topic_epoch,
+            encrypted: producer.encrypted.unwrap_or(false),
+            user_named: producer.user_provided_producer_name.unwrap_or(true),
+            metadata: producer
+                .metadata
+                .into_iter()
+                .map(|p| (p.key, p.value))
+                .collect(),
+            address: self.peer.to_string(),
+            asked_ms: now.wall_ms,
             create,
             initial_subscription,
+            schema,
         };
         cx.post(
             core,
@@ -207,9 +254,20 @@ impl Session {
             Ok(checked) => checked,
             Err((error, message)) => return self.send_error(cx, request_id, error, message),
         };
-        if let Err((error, message)) = check_subscribe(cx, &subscribe) {
+        if let Err((error, message)) = self
+            .check_clients(cx)
+            .and_then(|()| check_subscribe(cx, &subscribe))
+        {
             return self.send_error(cx, request_id, error, message);
         }
+        let any_schema = subscribe
+            .schema
+            .as_ref()
+            .is_some_and(|schema| schema.r#type == AUTO_CONSUME);
+        let schema = match open_schema(subscribe.schema.as_ref().filter(|_| !any_schema)) {
+            Ok(schema) => schema,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let client = self.next_client(id);
         let siblings = u32::try_from(self.consumers.len()).unwrap_or(u32::MAX);
@@ -251,6 +309,8 @@ impl Session {
             address: self.peer.to_string(),
             siblings,
             version: self.version,
+            schema,
+            any_schema,
         };
         cx.post(
             core,
@@ -294,6 +354,8 @@ impl Session {
                 request_id,
                 name,
                 last_sequence_id,
+                schema_version,
+                topic_epoch,
                 ..
             } => {
                 if let Some(entry) = self
@@ -305,12 +367,25 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: name.clone(),
                         last_sequence_id,
+                        schema_version,
+                        topic_epoch,
                     };
                 }
                 self.send(
                     cx,
-                    &reply::producer_success(request_id, name, last_sequence_id),
+                    &reply::producer_success(
+                        request_id,
+                        name,
+                        last_sequence_id,
+                        schema_version,
+                        topic_epoch,
+                    ),
                 );
+            }
+            Message::ProducerQueued {
+                request_id, name, ..
+            } if current(&self.producers) => {
+                self.send(cx, &reply::producer_queued(request_id, name));
             }
             Message::ProducerRefused {
                 request_id,
@@ -333,6 +408,9 @@ impl Session {
                     if by_broker {
                         let until =
                             now.ms + u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
+                        if self.closed_by_broker.len() >= MAX_CLOSED_BY_BROKER {
+                            self.closed_by_broker.pop_first();
+                        }
                         self.closed_by_broker.insert(id, until);
                         self.tell_closed(cx, &reply::close_producer(id));
                     }
@@ -357,10 +435,17 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: String::new(),
                         last_sequence_id: -1,
+                        schema_version: None,
+                        topic_epoch: None,
                     };
                 }
                 self.out.encode(|buf| encode::success(buf, request_id));
                 self.touch(cx);
+            }
+            Message::EndOfTopic { .. }
+                if current(&self.consumers) && self.version >= END_OF_TOPIC_VERSION =>
+            {
+                self.send(cx, &reply::end_of_topic(id));
             }
             // Peers below version 12 do not know the command.
             Message::ActiveConsumerChange { active, .. }
@@ -421,6 +506,31 @@ fn check_name(what: &str, name: Option<&str>) -> Result<(), (ServerError, String
             format!("{what} name is {len} bytes, at most {MAX_NAME} are taken; use a shorter one"),
         )),
     }
+}
+
+fn check_producer(producer: &proto::CommandProducer) -> Result<(), (ServerError, String)> {
+    let size: usize = producer
+        .metadata
+        .iter()
+        .map(|p| p.key.len() + p.value.len() + std::mem::size_of_val(p))
+        .sum();
+    if size > MAX_PRODUCER_METADATA {
+        return Err((
+            ServerError::MetadataError,
+            format!(
+                "Producer metadata takes {size} bytes, at most {MAX_PRODUCER_METADATA} are taken"
+            ),
+        ));
+    }
+    if let Some(epoch) = producer.topic_epoch
+        && i64::try_from(epoch).is_err()
+    {
+        return Err((
+            ServerError::NotAllowedError,
+            format!("Topic epoch {epoch} is none: epochs are below 2^63"),
+        ));
+    }
+    Ok(())
 }
 
 /// The type a SUBSCRIBE asks for; `None` if there is no such type.
@@ -484,15 +594,14 @@ fn check_subscribe(
             "readCompacted needs an Exclusive or Failover subscription".into(),
         ));
     }
-    if subscribe
-        .schema
-        .as_ref()
-        .is_some_and(|schema| schema.r#type != AUTO_CONSUME)
-    {
-        return Err((
-            ServerError::NotAllowedError,
-            "Schemas are not served by this version; subscribe without one".into(),
-        ));
-    }
     Ok(())
+}
+
+/// The schema of PRODUCER or SUBSCRIBE.
+fn open_schema(schema: Option<&proto::Schema>) -> Result<OpenSchema, (ServerError, String)> {
+    match schema.map(Schema::from_wire) {
+        None => Ok(OpenSchema::Absent),
+        Some(Ok(schema)) => Ok(OpenSchema::Given(schema)),
+        Some(Err(error)) => Err((ServerError::IncompatibleSchema, error.to_string())),
+    }
 }

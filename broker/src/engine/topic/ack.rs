@@ -5,6 +5,7 @@ use vela_proto::ServerError;
 use super::Topics;
 use super::dispatch::stored_batch_size;
 use super::openings::ConsumerSeat;
+use super::pending::Held;
 use super::subscription::{Subscription, mark_delete};
 use crate::engine::context::Context;
 use crate::engine::message::{AckedId, ClientRef, Message};
@@ -74,6 +75,7 @@ impl Topics {
             self.settle_unacked(cx, slot, sub_slot);
             refusal
         };
+        self.announce_end(cx, slot, sub_slot);
         if let Some(seat) = self.lanes.get_mut(lane)
             && seat.is_full()
             && seat.hold(client.session)
@@ -170,6 +172,7 @@ impl Topics {
         let mut changed = Vec::new();
         let mut messages = 0_u64;
         let mut owners = Vec::new();
+        let mut unblocked = false;
         for id in ids {
             if id.position > topic.confirmed {
                 refusal = Some((ServerError::UnknownError, BEYOND));
@@ -211,9 +214,10 @@ impl Topics {
                 .acks(&topic.state)
                 .ack_set(id.position)
                 .map(<[i64]>::to_vec);
-            let (owner, freed) = sub.release(id.position, outcome.newly_acked, open.as_deref());
-            messages += u64::from(freed);
-            if let Some(owner) = owner
+            let released = sub.release(id.position, outcome.newly_acked, open.as_deref());
+            messages += u64::from(released.messages);
+            unblocked |= released.lets_go;
+            if let Some(owner) = released.holder
                 && (owners.last() != Some(&owner))
             {
                 owners.push(owner);
@@ -230,7 +234,6 @@ impl Topics {
         {
             seat.append_acks(topic.state.id, cursor, &changed);
         }
-        let mut unblocked = false;
         for owner in owners {
             unblocked |= sub.unblock(cx, Some(owner));
         }
@@ -298,17 +301,26 @@ impl Topics {
     }
 }
 
+/// What an acknowledgment has done to what is held.
+#[derive(Default)]
+struct Released {
+    /// Who held the entry.
+    holder: Option<u32>,
+    /// The messages it concerned.
+    messages: u32,
+    /// Something that waits can go now.
+    lets_go: bool,
+}
+
 impl Subscription {
-    /// Takes an acknowledged entry, or the acknowledged part of it, off whoever holds it. Answers the holder, and the messages this concerned.
-    fn release(
-        &mut self,
-        position: Position,
-        whole: bool,
-        open: Option<&[i64]>,
-    ) -> (Option<u32>, u32) {
+    /// Takes an acknowledged entry, or the acknowledged part of it, off whoever holds it.
+    fn release(&mut self, position: Position, whole: bool, open: Option<&[i64]>) -> Released {
         self.redelivered.remove(&position);
         if !self.dispatcher.tracks_pending() {
-            return (None, u32::from(whole));
+            return Released {
+                messages: u32::from(whole),
+                ..Released::default()
+            };
         }
         let left = match open {
             _ if whole => 0,
@@ -317,31 +329,36 @@ impl Subscription {
             None => u32::MAX,
         };
         match self.pending.shrink(position, left) {
-            Some((held, freed)) => (Some(held.owner), freed),
+            Some((held, messages)) => Released {
+                holder: Some(held.owner),
+                messages,
+                lets_go: held.open == 0 && self.dispatcher.released(held.owner, held.slot),
+            },
             None => {
                 if whole {
                     self.replay.remove(&position);
-                    self.dispatcher.forget(position);
                 }
-                (None, u32::from(whole))
+                Released {
+                    holder: None,
+                    messages: u32::from(whole),
+                    lets_go: whole && self.dispatcher.forget(position),
+                }
             }
         }
     }
 
     /// Puts entries that a consumer holds back into the replay set; `None` = all of them.
     fn give_back(&mut self, consumer: u32, ids: Option<Vec<Position>>) {
-        let back: Vec<Position> = match ids {
-            None => {
-                let all = self.pending.take_all(consumer).into_iter();
-                all.map(|(position, _)| position).collect()
-            }
+        let back: Vec<(Position, Held)> = match ids {
+            None => self.pending.take_all(consumer),
             Some(ids) => ids
                 .into_iter()
-                .filter(|id| self.pending.take(*id, consumer).is_some())
+                .filter_map(|id| self.pending.take(id, consumer).map(|held| (id, held)))
                 .collect(),
         };
-        for position in back {
-            self.replay.insert(position);
+        for (position, held) in back {
+            self.dispatcher.released(consumer, held.slot);
+            self.put_back(position, held.slot);
             *self.redelivered.entry(position).or_insert(0) += 1;
         }
     }

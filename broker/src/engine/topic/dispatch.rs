@@ -10,6 +10,7 @@ use super::chunks::Chunk;
 use super::dispatcher::{Candidate, Choice};
 use super::lanes::LaneSeat;
 use super::permits::Permits;
+use super::sticky::key_hash;
 use super::subscription::Subscription;
 use super::unacked::CoreUnacked;
 use super::{Topic, Topics};
@@ -34,12 +35,15 @@ enum Content {
         count: u32,
         batch: bool,
         chunk: Option<Chunk>,
+        /// The hash of its key, if that was asked for.
+        key_hash: u32,
     },
     /// Nothing a client may see: a marker, or metadata nobody can read. It is acknowledged on the spot.
     Hidden,
 }
 
-fn content(data: &[u8]) -> Content {
+/// `keyed` = the key counts.
+fn content(data: &[u8], keyed: bool) -> Content {
     let Some(metadata) = Entry::parse(data)
         .ok()
         .and_then(|entry| entry.metadata_view())
@@ -54,6 +58,7 @@ fn content(data: &[u8]) -> Content {
         count: count.unwrap_or(1).max(1) as u32,
         batch: count.is_some(),
         chunk: Chunk::of(&metadata),
+        key_hash: if keyed { key_hash(&metadata) } else { 0 },
     }
 }
 
@@ -167,7 +172,6 @@ fn acknowledge_hidden(
 
 /// An entry that goes to a consumer.
 struct Chosen {
-    position: Position,
     data: Bytes,
     /// Messages in it.
     count: u32,
@@ -188,7 +192,7 @@ pub(super) fn stored_batch_size(
         .lane
         .read_entry(&state.ledgers, state.id, position, hint)
     {
-        Read::Entry(data) => match content(&data) {
+        Read::Entry(data) => match content(&data, false) {
             Content::Messages { count, .. } => Some(count),
             Content::Hidden => None,
         },
@@ -212,6 +216,10 @@ struct Run<'a> {
 impl Run<'_> {
     /// True if there is more to do and only the turn is over.
     fn dispatch(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
+        let sub = &mut *self.sub;
+        let mark_delete = sub.acks(self.state).mark_delete();
+        sub.dispatcher
+            .begin_run(&sub.roster, mark_delete, &cx.settings);
         let more = self.hand_out(cx, slot, now);
         self.sub.dispatcher.end_run();
         self.sub.roster.settle();
@@ -219,6 +227,7 @@ impl Run<'_> {
     }
 
     fn hand_out(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
+        let keyed = self.sub.dispatcher.keys().is_some();
         for _ in 0..TURN_ENTRIES {
             if !self.sub.dispatcher.is_ready(&self.sub.roster) {
                 return false;
@@ -257,7 +266,8 @@ impl Run<'_> {
                 count,
                 batch,
                 chunk,
-            } = content(&data)
+                key_hash,
+            } = content(&data, keyed)
             else {
                 self.taken(position, source);
                 self.sub.redelivered.remove(&position);
@@ -276,7 +286,11 @@ impl Run<'_> {
                 self.hidden.push(position);
                 continue;
             };
-            let candidate = Candidate { position, chunk };
+            let candidate = Candidate {
+                position,
+                chunk,
+                key_hash,
+            };
             let sub = &mut *self.sub;
             let choice = sub
                 .dispatcher
@@ -294,14 +308,13 @@ impl Run<'_> {
             self.taken(position, source);
             self.sub.dispatcher.sent(&candidate, index);
             let chosen = Chosen {
-                position,
                 data,
                 count,
                 batch,
                 permits,
                 ack_set,
             };
-            self.send(cx, index, chosen, now);
+            self.send(cx, index, &candidate, chosen, now);
         }
         true
     }
@@ -318,7 +331,7 @@ impl Run<'_> {
             self.sub.replay.pop_first();
             self.sub.redelivered.remove(&position);
         }
-        if self.sub.blocked || self.sub.stopped {
+        if self.sub.blocked || self.sub.stopped || !self.sub.dispatcher.reads_on() {
             return None;
         }
         let next = self
@@ -342,7 +355,9 @@ impl Run<'_> {
 
     fn taken(&mut self, position: Position, source: Source) {
         match source {
-            Source::Aside => self.sub.dispatcher.forget(position),
+            Source::Aside => {
+                self.sub.dispatcher.forget(position);
+            }
             Source::Replay => {
                 self.sub.replay.remove(&position);
             }
@@ -351,9 +366,16 @@ impl Run<'_> {
     }
 
     /// Admits an entry to the pending acks, books its permits, and posts it. An entry that is not admitted costs nothing.
-    fn send(&mut self, cx: &mut Context, index: u32, chosen: Chosen, now: Now) {
+    fn send(
+        &mut self,
+        cx: &mut Context,
+        index: u32,
+        candidate: &Candidate,
+        chosen: Chosen,
+        now: Now,
+    ) {
+        let position = candidate.position;
         let Chosen {
-            position,
             data,
             count,
             batch,
@@ -362,6 +384,7 @@ impl Run<'_> {
         } = chosen;
         let tracks = self.sub.dispatcher.tracks_pending();
         let sub = &mut *self.sub;
+        let slot = sub.dispatcher.slot(candidate);
         let Some(consumer) = sub.roster.get_mut(index) else {
             return;
         };
@@ -370,7 +393,7 @@ impl Run<'_> {
             sub.roster.bar(index);
             // It goes to whoever stays.
             if tracks {
-                sub.replay.insert(position);
+                sub.put_back(position, slot);
             }
             return cx.post(
                 client.session.core,
@@ -379,9 +402,13 @@ impl Run<'_> {
                 },
             );
         }
-        if tracks && !sub.pending.admit(position, index, permits, count) {
+        if tracks && !sub.pending.admit(position, index, permits, count, slot) {
             // Somebody holds it already, and it comes back if that one gives it back.
             return;
+        }
+        if !sub.dispatcher.admit(index, candidate) {
+            sub.pending.take(position, index);
+            return sub.put_back(position, slot);
         }
         let data = if consumer.version < CHECKSUM_VERSION {
             strip_checksum(data)

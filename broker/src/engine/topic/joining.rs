@@ -4,6 +4,7 @@ use super::dispatcher::Dispatcher;
 use super::lanes::LaneSeat;
 use super::openings::{ConsumerSeat, MAX_WAITING, ProbeFor, Seat};
 use super::roster::Consumer;
+use super::sticky::Refused;
 use super::subscription::{ORPHAN_MS, Subscription, create_durable, mark_delete};
 use super::{Topic, Topics};
 use crate::engine::context::Context;
@@ -46,18 +47,30 @@ impl Topics {
     ) -> Result<(), (u64, ServerError, String)> {
         let request_id = open.request_id;
         let refuse = move |error, message: String| Err((request_id, error, message));
-        let Some(dispatcher) = Dispatcher::new(open.sub_type) else {
-            let text = format!(
-                "{} subscriptions are not served by this version",
-                open.sub_type.name()
-            );
-            return refuse(ServerError::NotAllowedError, text);
+        if open.sub_type == SubType::KeyShared && !cx.settings.subscription_key_shared_enable {
+            let text = "Key_Shared subscriptions are switched off: subscriptionKeySharedEnable";
+            return refuse(ServerError::NotAllowedError, text.into());
+        }
+        let dispatcher = match Dispatcher::new(&open, &cx.settings) {
+            Ok(dispatcher) => dispatcher,
+            Err(refused) => {
+                let text = format!(
+                    "Subscription '{}' of {}: {refused}",
+                    open.subscription, open.topic
+                );
+                return refuse(ServerError::ConsumerAssignError, text);
+            }
         };
         let Some(slot) = self.find_or_create(cx, &open.topic, open.create_topic, now) else {
             return refuse(
                 ServerError::TopicNotFound,
                 format!("Topic {} does not exist", open.topic),
             );
+        };
+        self.check_consumer_limits(cx, slot, &open.subscription, &open.address, now)
+            .map_err(|(error, message)| (request_id, error, message))?;
+        let Some(open) = self.reading_schema(cx, client, slot, open) else {
+            return Ok(());
         };
         let (Some(topic), lanes) = (self.topics.get_mut(slot as usize), &mut self.lanes) else {
             return Ok(());
@@ -115,6 +128,30 @@ impl Topics {
             );
             return refuse(ServerError::ConsumerBusy, text);
         }
+        if let Some((is, asked)) = sub.dispatcher.differs(&dispatcher)
+            && !sub.roster.is_empty()
+        {
+            let text = format!(
+                "Subscription '{}' of {topic_name} is Key_Shared {is} while consumers are connected, not {asked}",
+                sub.name
+            );
+            return refuse(ServerError::ConsumerBusy, text);
+        }
+        if !sub.roster.is_empty()
+            && let Err(refused) = sub.dispatcher.check(&open)
+        {
+            let text = format!("Subscription '{}' of {topic_name}: {refused}", sub.name);
+            let error = ServerError::ConsumerAssignError;
+            if let Refused::Taken { holder, .. } = refused
+                && let Some(holder) = sub.roster.get(holder)
+                && holder.client.session != client.session
+            {
+                let holder = holder.client.session;
+                self.probe(cx, client, holder, ProbeFor::Consumer(open, error, text));
+                return Ok(());
+            }
+            return refuse(error, text);
+        }
         let holder = sub.roster.first().map(|first| first.client.session);
         if let Some(holder) = holder
             && open.sub_type == SubType::Exclusive
@@ -126,10 +163,12 @@ impl Topics {
             if holder == client.session {
                 return refuse(ServerError::ConsumerBusy, text);
             }
-            self.probe(cx, client, holder, ProbeFor::Consumer(open, text));
+            let error = ServerError::ConsumerBusy;
+            self.probe(cx, client, holder, ProbeFor::Consumer(open, error, text));
             return Ok(());
         }
-        if sub.roster.is_empty() && sub.sub_type() != open.sub_type {
+        let keyed = open.sub_type == SubType::KeyShared;
+        if sub.roster.is_empty() && (keyed || sub.sub_type() != open.sub_type) {
             sub.dispatcher = dispatcher;
         }
         sub.orphaned_until = None;
@@ -145,6 +184,7 @@ impl Topics {
             sub.dispatcher.joined(
                 consumer,
                 newcomer,
+                &open,
                 topic_name.as_str(),
                 partition,
                 &cx.settings,

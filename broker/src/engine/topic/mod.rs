@@ -1,24 +1,33 @@
 //! Topics: the producers, subscriptions and log positions of the names that fall to this core.
 
+mod access;
 mod ack;
 mod chunks;
+mod dedup;
 mod dispatch;
 mod dispatcher;
 mod failover;
 mod joining;
+mod key_shared;
 mod lanes;
+mod limits;
 mod meter;
 mod openings;
 mod operation;
 mod pending;
 mod permits;
 mod producer;
+mod publish;
 pub(super) mod rates;
 mod roster;
+mod schemas;
 mod single;
 mod stats;
+mod sticky;
 mod subscription;
+mod terminate;
 mod unacked;
+mod watched;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,17 +37,22 @@ use slab::Slab;
 use vela_limiter::Reason;
 use vela_proto::ServerError;
 
+use self::access::Access;
+use self::dedup::{Gone, Sweep};
 pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
+use self::limits::Limits;
 use self::openings::{ProbeFor, Seat};
 use self::operation::Operation;
 use self::producer::Producer;
 use self::rates::{Rates, SharedRates, TopicRate};
 pub use self::roster::Books;
+use self::schemas::Opening;
+pub(super) use self::schemas::post_ask;
 use self::subscription::{ORPHAN_MS, Subscription};
 use self::unacked::CoreUnacked;
 use super::context::Context;
-use super::message::{ClientKey, ClientRef, Message};
+use super::message::{ClientKey, ClientRef, CoreId, Message};
 use super::name::TopicName;
 use super::reply;
 use super::time::Now;
@@ -57,6 +71,12 @@ pub(super) struct Topic {
     /// The last durable entry: consumers see the topic up to here.
     pub(super) confirmed: Position,
     producers: Slab<Producer>,
+    /// Who may produce.
+    access: Access,
+    /// What settings and policies say; `None` before anybody looked.
+    limits: Option<Limits>,
+    /// Producers that deduplication remembers and that are not connected.
+    gone: Gone,
     /// Producers by their names.
     producer_names: FxHashMap<String, u32>,
     subs: Slab<Subscription>,
@@ -64,6 +84,10 @@ pub(super) struct Topic {
     /// Questions that need entries which are not in memory.
     operations: Vec<Operation>,
     names_made: u64,
+    /// It was terminated, and that is durable.
+    ended: bool,
+    /// Subscriptions whose consumers know that nothing more comes.
+    end_told: BTreeSet<u32>,
     pub(super) messages_in: u64,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
@@ -82,11 +106,16 @@ impl Topic {
             slot,
             confirmed: state.ledgers.last().unwrap_or(Position::EARLIEST),
             producers: Slab::new(),
+            access: Access::new(&state),
+            limits: None,
+            gone: Gone::default(),
             producer_names: FxHashMap::default(),
             subs: Slab::new(),
             sub_names: BTreeMap::new(),
             operations: Vec::new(),
             names_made: 0,
+            ended: state.terminated.is_some(),
+            end_told: BTreeSet::new(),
             messages_in: 0,
             rate: None,
             group: None,
@@ -166,8 +195,15 @@ pub(super) struct Topics {
     by_name: BTreeMap<Arc<str>, u32>,
     clients: FxHashMap<ClientKey, Seat>,
     probes: BTreeMap<u64, (ClientRef, ProbeFor)>,
+    /// Openings whose schema is being looked at elsewhere.
+    deciding: FxHashMap<ClientKey, Opening>,
+    /// Namespaces that cores watch, and how many watchers each has.
+    watched: BTreeMap<String, BTreeMap<CoreId, u32>>,
     next_probe: u64,
     rates: Rates,
+    sweep: Sweep,
+    /// The time of the last message or tick.
+    clock: Now,
     /// Topics to look at before the turn ends.
     dirty: Vec<u32>,
     /// Non-durable subscriptions that wait for their consumer: deadline, topic, subscription.
@@ -191,8 +227,12 @@ impl Topics {
             by_name: BTreeMap::new(),
             clients: FxHashMap::default(),
             probes: BTreeMap::new(),
+            deciding: FxHashMap::default(),
+            watched: BTreeMap::new(),
             next_probe: 0,
             rates: Rates::new(rates),
+            sweep: Sweep::default(),
+            clock: Now::default(),
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
             takeovers: BTreeSet::new(),
@@ -249,7 +289,7 @@ impl Topics {
 
     fn find_or_create(
         &mut self,
-        cx: &Context,
+        cx: &mut Context,
         name: &TopicName,
         create: bool,
         now: Now,
@@ -276,11 +316,13 @@ impl Topics {
             lane,
         );
         self.configure_rate(cx, slot, now);
+        self.tell_watchers(cx, name, true);
         Some(slot)
     }
 
     /// A message from a session, or from another topic's core.
     pub(super) fn message(&mut self, cx: &mut Context, message: Message, now: Now) {
+        self.clock = now;
         let Some(message) = self.behind_waiting(cx, message, now) else {
             return;
         };
@@ -296,11 +338,14 @@ impl Topics {
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
-                    let free = super::session::throttling::release(session, Reason::TopicRate);
+                    let free = super::session::throttling::release(session, Reason::PublishCharge);
                     cx.post(session.core, free);
                 }
             }
-            Message::Flow { client, permits } => self.flow(client, permits),
+            Message::Flow { client, permits } => {
+                self.flow(client, permits);
+                self.end_on_flow(cx, client);
+            }
             Message::Ack {
                 client,
                 ids,
@@ -334,6 +379,10 @@ impl Topics {
                 self.consumer_stats(cx, client, request_id, now)
             }
             Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
+            Message::Terminate { from, token, topic } => self.terminate(cx, from, token, topic),
+            Message::Terminated { token, result, .. } => {
+                cx.effects.terminated.push((token, result));
+            }
             Message::FindTopic {
                 session,
                 request_id,
@@ -354,19 +403,10 @@ impl Topics {
                 session,
                 request_id,
                 namespace,
+                persistent,
+                non_persistent,
             } => {
-                let prefix = format!("persistent://{namespace}/");
-                let names = self
-                    .by_name
-                    .range::<str, _>((
-                        std::ops::Bound::Included(prefix.as_str()),
-                        std::ops::Bound::Unbounded,
-                    ))
-                    .map(|(name, _)| name);
-                let names = names
-                    .take_while(|name| name.starts_with(&prefix))
-                    .map(|name| name.to_string())
-                    .collect();
+                let names = self.list(&namespace, persistent, non_persistent);
                 cx.post(
                     session.core,
                     Message::Topics {
@@ -375,6 +415,15 @@ impl Topics {
                         names,
                     },
                 );
+            }
+            Message::WatchTopics {
+                core,
+                namespace,
+                on,
+            } => self.watch(core, namespace, on),
+            Message::SchemaOfTopic { topic, ask } => self.schema_of_topic(cx, &topic, ask),
+            Message::SchemaDecided { client, decided } => {
+                self.schema_decided(cx, client, decided, now)
             }
             _ => {}
         }
@@ -419,6 +468,7 @@ impl Topics {
                 topic.dirty = false;
                 self.poll_operations(cx, slot, now);
                 self.dispatch(cx, slot, now);
+                self.announce_ends(cx, slot);
             }
         }
         // Keeps the allocation; a topic that was marked meanwhile is looked at in the next round.
@@ -462,15 +512,22 @@ impl Topics {
     pub(super) fn next_wakeup(&self) -> Option<u64> {
         let orphans = self.orphans.first().map(|(at, _, _)| *at);
         let takeovers = self.takeovers.first().map(|(at, _, _)| *at);
-        [orphans, takeovers, self.rates.next_wakeup()]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            orphans,
+            takeovers,
+            self.rates.next_wakeup(),
+            self.sweep.next_wakeup(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Carries out what is due: connections that waited for a rate go on, non-durable subscriptions whose consumer did not come back end.
     pub(super) fn tick(&mut self, cx: &mut Context, now: Now) {
+        self.clock = now;
         self.tick_rates(cx, now);
+        self.sweep_sequences(cx, now);
         self.tick_failover(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {

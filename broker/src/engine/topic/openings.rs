@@ -35,6 +35,10 @@ pub(super) enum Seat {
         producer: u32,
     },
     Consumer(ConsumerSeat),
+    /// A producer that waits until it can have its topic for itself.
+    Queued {
+        topic: u32,
+    },
     /// Its opening is being decided; what it sends meanwhile waits in order.
     Waiting {
         probe: u64,
@@ -59,8 +63,9 @@ fn weight(message: &Message) -> usize {
 
 /// What a liveness probe decides about.
 pub(super) enum ProbeFor {
-    Producer(Box<OpenProducer>, String),
-    Consumer(Box<OpenConsumer>, String),
+    /// The producer, and why it is refused if the holder is alive.
+    Producer(Box<OpenProducer>, (ServerError, String)),
+    Consumer(Box<OpenConsumer>, ServerError, String),
 }
 
 impl Topics {
@@ -126,6 +131,7 @@ impl Topics {
             Message::CloseProducer { .. } | Message::CloseConsumer { .. }
         ) {
             self.probes.remove(probe);
+            self.deciding.remove(&client.key());
             let later = std::mem::take(later);
             self.clients.remove(&client.key());
             for message in later {
@@ -212,23 +218,23 @@ impl Topics {
         };
         match what {
             ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
-            ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
-            ProbeFor::Producer(open, message) => {
+            ProbeFor::Consumer(open, ..) if !alive => self.open_consumer(cx, client, open, now),
+            ProbeFor::Producer(open, (error, message)) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ProducerRefused {
                     client,
                     request_id: open.request_id,
-                    error: ServerError::ProducerBusy,
+                    error,
                     message,
                 };
                 cx.post(client.session.core, refused);
             }
-            ProbeFor::Consumer(open, message) => {
+            ProbeFor::Consumer(open, error, message) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ConsumerRefused {
                     client,
                     request_id: open.request_id,
-                    error: ServerError::ConsumerBusy,
+                    error,
                     message,
                 };
                 cx.post(client.session.core, refused);

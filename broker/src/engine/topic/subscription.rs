@@ -7,6 +7,7 @@ use super::dispatcher::Dispatcher;
 use super::lanes::LaneSeat;
 use super::pending::Pending;
 use super::roster::{Consumer, Roster};
+use super::sticky::Slot;
 use crate::engine::context::Context;
 use crate::engine::message::{ClientKey, ClientRef, OpenConsumer, SubType};
 use crate::store::log::{AckState, CursorId, Position, ReadHint, Record};
@@ -87,13 +88,18 @@ impl Subscription {
         self.blocked = false;
     }
 
+    /// An entry that nobody holds is to be handed out again.
+    pub(super) fn put_back(&mut self, position: Position, slot: Slot) {
+        if !self.dispatcher.put_back(position, slot) {
+            self.replay.insert(position);
+        }
+    }
+
     /// Takes a consumer out. What it held, and what waited for it, is to be handed out again.
     pub(super) fn dismiss(&mut self, index: u32) -> Option<Consumer> {
         let gone = self.roster.dismiss(index)?;
-        for (position, _) in self.pending.take_all(index) {
-            self.replay.insert(position);
-        }
-        self.replay.extend(self.dispatcher.left(index));
+        let held = self.pending.take_all(index);
+        self.replay.extend(self.dispatcher.left(index, held));
         Some(gone)
     }
 }
@@ -176,9 +182,10 @@ impl Subscription {
         }
         let new = || {
             let next = self.acks(state).next_unacked(&state.ledgers, self.read);
-            !self.blocked && !self.stopped && next.is_some_and(|next| next <= confirmed)
+            let reads = !self.blocked && !self.stopped && self.dispatcher.reads_on();
+            reads && next.is_some_and(|next| next <= confirmed)
         };
-        !self.replay.is_empty() || self.dispatcher.aside(&self.roster).is_some() || new()
+        !self.replay.is_empty() || self.dispatcher.has_aside(&self.roster) || new()
     }
 
     /// What does not add up, if anything.
@@ -191,6 +198,9 @@ impl Subscription {
             .find(|at| self.pending.get(**at).is_some())
         {
             return Err(format!("{held} is held and to be replayed"));
+        }
+        if let Some(keys) = self.dispatcher.keys() {
+            keys.audit(self.pending.held())?;
         }
         let known = |at: &Position| {
             self.pending.get(*at).is_some()

@@ -97,6 +97,8 @@ impl Topics {
             let mut freed = false;
             for (_, sub) in &mut topic.subs {
                 freed |= sub.unblock(cx, None);
+                // The look-ahead may be another one.
+                freed |= sub.dispatcher.keys().is_some();
             }
             if freed {
                 topic.mark_dirty(&mut self.dirty);
