@@ -99,7 +99,7 @@ class Holders:
             assert numbers == sorted(numbers), key
 
 
-def wait_for(state, seconds=30, what="the state"):
+def wait_for(state, seconds=60, what="the state"):
     deadline = time.monotonic() + seconds
     while not state():
         assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
