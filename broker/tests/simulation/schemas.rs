@@ -402,7 +402,7 @@ fn what_was_answered_survives_a_crash() {
 fn policies_of_the_namespace_count() {
     let mut world = world();
     let mut client = Client::connect(&mut world, 0);
-    let mut set = |world: &mut World, policies: &str| {
+    let set = |world: &mut World, policies: &str| {
         world.put_metadata("namespace/public/default", policies.as_bytes());
         world.run_until_idle();
     };
