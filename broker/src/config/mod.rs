@@ -160,6 +160,30 @@ settings! {
     max_pending_publish_requests_per_connection: u64 = 1000,
     "maxPendingPublishRequestsPerConnection" in 1..=10000000 as "messages", dynamic;
 
+    /// Read no requests of a connection whose socket takes no more, from pulsarChannelWriteBufferHighWaterMark on. Without it that happens at 8 MiB of waiting output.
+    pulsar_channel_pause_receiving_requests_if_unwritable: bool = false,
+    "pulsarChannelPauseReceivingRequestsIfUnwritable";
+
+    /// Waiting output of a connection at which its requests are not read, if pulsarChannelPauseReceivingRequestsIfUnwritable is on.
+    pulsar_channel_write_buffer_high_water_mark: u64 = 65_536,
+    "pulsarChannelWriteBufferHighWaterMark" in 1..=8388608 as "bytes";
+
+    /// Waiting output of a connection at which its requests are read again, if pulsarChannelPauseReceivingRequestsIfUnwritable is on.
+    pulsar_channel_write_buffer_low_water_mark: u64 = 32_768,
+    "pulsarChannelWriteBufferLowWaterMark" in 0..=1048576 as "bytes";
+
+    /// How long such a connection is served slowly when its requests are read again. 0: not at all.
+    pulsar_channel_pause_receiving_cooldown_ms: u64 = 5000,
+    "pulsarChannelPauseReceivingCooldownMs" in 0..=3600000 as "milliseconds";
+
+    /// Requests that are taken of it in each pulsarChannelPauseReceivingCooldownRateLimitPeriodMs of that time.
+    pulsar_channel_pause_receiving_cooldown_rate_limit_permits: u64 = 5,
+    "pulsarChannelPauseReceivingCooldownRateLimitPermits" in 1..=1000000 as "requests";
+
+    /// Length of such a period.
+    pulsar_channel_pause_receiving_cooldown_rate_limit_period_ms: u64 = 10,
+    "pulsarChannelPauseReceivingCooldownRateLimitPeriodMs" in 1..=3600000 as "milliseconds";
+
     /// Messages that the producers of one topic may publish per second, unless its namespace has a rate of its own. 0: no limit.
     max_publish_rate_per_topic_in_messages: u64 = 0,
     "maxPublishRatePerTopicInMessages" in 0..=2147483647 as "messages/second", dynamic;
@@ -199,6 +223,18 @@ settings! {
     /// Unacknowledged messages at which a shared subscription gets no more. 0 turns the limit off.
     max_unacked_messages_per_subscription: u64 = 200_000,
     "maxUnackedMessagesPerSubscription" in 0..=1000000000 as "messages", dynamic;
+
+    /// Unacknowledged messages of the whole broker, split over its cores, at which subscriptions that hold much get no more. 0 turns the limit off.
+    max_unacked_messages_per_broker: u64 = 0,
+    "maxUnackedMessagesPerBroker" in 0..=1000000000 as "messages", dynamic;
+
+    /// The part of that limit that a subscription may hold while the broker is at it.
+    max_unacked_messages_per_subscription_on_broker_blocked: f64 = 0.16,
+    "maxUnackedMessagesPerSubscriptionOnBrokerBlocked" in 0..=1, dynamic;
+
+    /// Take acknowledgments of parts of batches. Off: a batch is acknowledged as a whole or not at all.
+    acknowledgment_at_batch_index_level_enabled: bool = true,
+    "acknowledgmentAtBatchIndexLevelEnabled", dynamic;
 
     /// Entries after which a ledger is closed and the next begun.
     managed_ledger_max_entries_per_ledger: u64 = 50_000,
@@ -315,6 +351,26 @@ settings! {
     active_consumer_failover_consistent_hashing: bool = false,
     "activeConsumerFailoverConsistentHashing", dynamic;
 
+    /// Serve key-shared subscriptions.
+    subscription_key_shared_enable: bool = true,
+    "subscriptionKeySharedEnable", dynamic;
+
+    /// Share the keys of a key-shared subscription out by consistent hashing. Off: each newcomer gets half of the largest range. Holds for subscriptions that get their first consumer afterwards.
+    subscription_key_shared_use_consistent_hashing: bool = true,
+    "subscriptionKeySharedUseConsistentHashing", dynamic;
+
+    /// Points of each consumer on the ring of hashes. More share keys out more evenly and make joining and leaving dearer.
+    subscription_key_shared_consistent_hashing_replica_points: u64 = 100,
+    "subscriptionKeySharedConsistentHashingReplicaPoints" in 1..=10000 as "points", dynamic;
+
+    /// Entries of a key-shared subscription that may wait for their consumers while reading goes on past them, for each consumer. About 150 bytes each. 0: no limit of its own.
+    key_shared_look_ahead_msg_in_replay_threshold_per_consumer: u64 = 4000,
+    "keySharedLookAheadMsgInReplayThresholdPerConsumer" in 0..=1000000 as "entries", dynamic;
+
+    /// The same for the whole subscription. 0: no limit of its own; if both are 0, the limits on unacknowledged messages count.
+    key_shared_look_ahead_msg_in_replay_threshold_per_subscription: u64 = 40000,
+    "keySharedLookAheadMsgInReplayThresholdPerSubscription" in 0..=1000000 as "entries", dynamic;
+
     /// Directory that holds the log and the metadata.
     data_dir: String = "./data".to_owned(),
     "dataDir";
@@ -390,6 +446,10 @@ settings! {
     /// How long faultSyncDelayMillis applies, from the start. 0: always.
     fault_sync_delay_seconds: u64 = 0,
     "faultSyncDelaySeconds" in 0..=86400 as "seconds";
+
+    /// A test aid, to see the broker while storage does nothing at all: log writes wait while this file exists. Empty: none.
+    fault_sync_hold_file: String = String::new(),
+    "faultSyncHoldFile";
 
     /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.
     io_memory_kb: u64 = 64,

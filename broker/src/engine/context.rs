@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use vela_limiter::HoldCounts;
 
 use super::message::{CoreId, Message, TerminateError};
 use super::metadata::Metadata;
@@ -80,6 +81,8 @@ pub struct Counters {
     pub topic_rate_holds: u64,
     /// Connections closed because of what they sent.
     pub protocol_errors: u64,
+    /// Holds of this core's connections, and their ends.
+    pub holds: HoldCounts,
 }
 
 /// The shared part of one core's engine.

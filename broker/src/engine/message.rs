@@ -64,6 +64,8 @@ pub struct SendId {
     pub highest_sequence_id: Option<u64>,
     /// Bytes behind the command: what it weighs until it is answered.
     pub bytes: u32,
+    /// What it says that it is.
+    pub kind: SendKind,
 }
 
 impl SendId {
@@ -282,7 +284,6 @@ pub enum Message {
     Publish {
         send: SendId,
         num_messages: u32,
-        kind: SendKind,
         /// The session holds itself for [`Reason::TopicRate`] until the publish is charged: to be released once.
         awaits: bool,
         refused: Option<(ServerError, &'static str)>,

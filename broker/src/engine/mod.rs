@@ -85,8 +85,6 @@ pub struct BufferMemory {
     pub log: usize,
     /// Durable chunks kept for reads.
     pub cache: usize,
-    /// Bytes queued to sockets.
-    pub outbound: usize,
 }
 
 /// One core's broker.
@@ -164,12 +162,18 @@ impl Engine {
 
     /// Connections held, by [`vela_limiter::Reason`].
     pub fn held(&self) -> [u64; vela_limiter::Reason::ALL.len()] {
-        self.sessions.held()
+        let counts = &self.cx.counters.holds;
+        vela_limiter::Reason::ALL.map(|reason| counts.holds(reason) - counts.releases(reason))
     }
 
     /// Connections held for at least one reason.
     pub fn held_connections(&self) -> u64 {
-        self.sessions.held_connections()
+        self.cx.counters.holds.paused - self.cx.counters.holds.resumed
+    }
+
+    /// Topics whose own publish rate has held a connection, by full name, and how often. Looks at each of them.
+    pub fn rate_limited_topics(&self) -> Vec<(String, u64)> {
+        self.topics.rate_limited()
     }
 
     /// Takes over settings that changed while running; whoever waits because of an old one is looked at again at once.
@@ -190,14 +194,10 @@ impl Engine {
         self.sessions.excused(conn);
     }
 
-    /// What its buffers take. Looks at every session and lane.
+    /// What its buffers take, but for those of the connections ([`output`](Self::output)). Looks at every lane.
     pub fn buffer_memory(&self) -> BufferMemory {
         let (log, cache) = self.topics.chunk_memory();
-        BufferMemory {
-            log,
-            cache,
-            outbound: self.sessions.outbound(),
-        }
+        BufferMemory { log, cache }
     }
 
     /// One frame of a connection that wants frames.
@@ -223,6 +223,11 @@ impl Engine {
     /// Output was consumed, all or a part.
     pub fn sent(&mut self, conn: ConnId, now: Now) {
         self.sessions.sent(&mut self.cx, conn, now);
+    }
+
+    /// The socket took nothing more of the output, or not all of it; it is tried again when there is room.
+    pub fn blocked(&mut self, conn: ConnId, now: Now) {
+        self.sessions.blocked(&mut self.cx, conn, now);
     }
 
     /// Messages from another core, in its order. `from` is that core.

@@ -32,6 +32,18 @@ pub struct Settings {
     pub connection_liveness_check_timeout_millis: u32,
     /// Unanswered SENDs of a connection at which its frames wait; they go on at half of it.
     pub max_pending_publish_requests_per_connection: u32,
+    /// A connection whose socket takes no more reads no requests above the high mark (PIP-434).
+    pub pause_receiving_if_unwritable: bool,
+    /// That mark, bytes.
+    pub write_buffer_high_water_mark: u32,
+    /// Output at which it goes on, bytes.
+    pub write_buffer_low_water_mark: u32,
+    /// How long its requests come slowly after that, milliseconds; 0 = not at all.
+    pub pause_receiving_cooldown_ms: u32,
+    /// Requests in each period of that time.
+    pub pause_receiving_cooldown_permits: u32,
+    /// The period, milliseconds.
+    pub pause_receiving_cooldown_period_ms: u32,
     /// Bytes of unanswered SENDs at which connections wait, over all cores; 0 or less = no limit.
     pub max_message_publish_buffer_bytes: i64,
     /// What throttles do with frames that have been read.
@@ -56,6 +68,12 @@ pub struct Settings {
     pub max_unacked_messages_per_consumer: u32,
     /// The same for a whole Shared subscription; 0 = off.
     pub max_unacked_messages_per_subscription: u32,
+    /// The same for the whole broker, each core having its part; 0 = off.
+    pub max_unacked_messages_per_broker: u32,
+    /// The part of that limit up to which a subscription reads on while the broker is at it.
+    pub max_unacked_messages_per_subscription_on_broker_blocked: f64,
+    /// Parts of batches can be acknowledged.
+    pub acknowledgment_at_batch_index_level_enabled: bool,
     /// Entries at which a ledger is closed.
     pub managed_ledger_max_entries_per_ledger: u32,
     /// Age at which a ledger is closed, milliseconds.
@@ -102,6 +120,16 @@ pub struct Settings {
     pub active_consumer_failover_delay_time_millis: u64,
     /// Failover on partitions, too, chooses by a ring of hashes rather than by the partition's index.
     pub active_consumer_failover_consistent_hashing: bool,
+    /// Key_Shared subscriptions are served.
+    pub subscription_key_shared_enable: bool,
+    /// Their keys are shared out by consistent hashing, not by halving ranges.
+    pub subscription_key_shared_use_consistent_hashing: bool,
+    /// Points of a consumer on the ring of hashes.
+    pub subscription_key_shared_consistent_hashing_replica_points: u32,
+    /// Entries that may wait for their consumers on a Key_Shared subscription while reading goes on, for each of them; 0 = no limit.
+    pub key_shared_look_ahead_msg_in_replay_threshold_per_consumer: u32,
+    /// The same for the subscription.
+    pub key_shared_look_ahead_msg_in_replay_threshold_per_subscription: u32,
     /// Log bytes between two index checkpoints of a lane.
     pub checkpoint_interval_bytes: u64,
 }
@@ -114,6 +142,12 @@ impl Default for Settings {
             keep_alive_interval_seconds: 30,
             connection_liveness_check_timeout_millis: 5000,
             max_pending_publish_requests_per_connection: 1000,
+            pause_receiving_if_unwritable: false,
+            write_buffer_high_water_mark: 64 << 10,
+            write_buffer_low_water_mark: 32 << 10,
+            pause_receiving_cooldown_ms: 5000,
+            pause_receiving_cooldown_permits: 5,
+            pause_receiving_cooldown_period_ms: 10,
             max_message_publish_buffer_bytes: 0,
             publish_pacing: PublishPacing::Frame,
             max_publish_rate_per_topic_in_messages: 0,
@@ -126,6 +160,9 @@ impl Default for Settings {
             allow_auto_subscription_creation: true,
             max_unacked_messages_per_consumer: 50_000,
             max_unacked_messages_per_subscription: 200_000,
+            max_unacked_messages_per_broker: 0,
+            max_unacked_messages_per_subscription_on_broker_blocked: 0.16,
+            acknowledgment_at_batch_index_level_enabled: true,
             managed_ledger_max_entries_per_ledger: 50_000,
             managed_ledger_max_ledger_rollover_time_ms: 4 * 3600 * 1000,
             managed_ledger_max_size_per_ledger: 2 << 30,
@@ -149,6 +186,11 @@ impl Default for Settings {
             precise_dispatcher_flow_control: false,
             active_consumer_failover_delay_time_millis: 1000,
             active_consumer_failover_consistent_hashing: false,
+            subscription_key_shared_enable: true,
+            subscription_key_shared_use_consistent_hashing: true,
+            subscription_key_shared_consistent_hashing_replica_points: 100,
+            key_shared_look_ahead_msg_in_replay_threshold_per_consumer: 4000,
+            key_shared_look_ahead_msg_in_replay_threshold_per_subscription: 40_000,
             checkpoint_interval_bytes: 128 << 20,
         }
     }

@@ -176,6 +176,17 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_pending_publish_requests_per_connection: to_u32(
             settings.max_pending_publish_requests_per_connection,
         ),
+        pause_receiving_if_unwritable: settings
+            .pulsar_channel_pause_receiving_requests_if_unwritable,
+        write_buffer_high_water_mark: to_u32(settings.pulsar_channel_write_buffer_high_water_mark),
+        write_buffer_low_water_mark: to_u32(settings.pulsar_channel_write_buffer_low_water_mark),
+        pause_receiving_cooldown_ms: to_u32(settings.pulsar_channel_pause_receiving_cooldown_ms),
+        pause_receiving_cooldown_permits: to_u32(
+            settings.pulsar_channel_pause_receiving_cooldown_rate_limit_permits,
+        ),
+        pause_receiving_cooldown_period_ms: to_u32(
+            settings.pulsar_channel_pause_receiving_cooldown_rate_limit_period_ms,
+        ),
         max_publish_rate_per_topic_in_messages: settings.max_publish_rate_per_topic_in_messages,
         max_publish_rate_per_topic_in_bytes: settings.max_publish_rate_per_topic_in_bytes,
         broker_publisher_throttling_max_message_rate: settings
@@ -194,6 +205,11 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_unacked_messages_per_subscription: to_u32(
             settings.max_unacked_messages_per_subscription,
         ),
+        max_unacked_messages_per_broker: to_u32(settings.max_unacked_messages_per_broker),
+        max_unacked_messages_per_subscription_on_broker_blocked: settings
+            .max_unacked_messages_per_subscription_on_broker_blocked,
+        acknowledgment_at_batch_index_level_enabled: settings
+            .acknowledgment_at_batch_index_level_enabled,
         managed_ledger_max_entries_per_ledger: to_u32(
             settings.managed_ledger_max_entries_per_ledger,
         ),
@@ -232,6 +248,18 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
             .active_consumer_failover_delay_time_millis,
         active_consumer_failover_consistent_hashing: settings
             .active_consumer_failover_consistent_hashing,
+        subscription_key_shared_enable: settings.subscription_key_shared_enable,
+        subscription_key_shared_use_consistent_hashing: settings
+            .subscription_key_shared_use_consistent_hashing,
+        subscription_key_shared_consistent_hashing_replica_points: to_u32(
+            settings.subscription_key_shared_consistent_hashing_replica_points,
+        ),
+        key_shared_look_ahead_msg_in_replay_threshold_per_consumer: to_u32(
+            settings.key_shared_look_ahead_msg_in_replay_threshold_per_consumer,
+        ),
+        key_shared_look_ahead_msg_in_replay_threshold_per_subscription: to_u32(
+            settings.key_shared_look_ahead_msg_in_replay_threshold_per_subscription,
+        ),
         ..engine::Settings::default()
     }
 }

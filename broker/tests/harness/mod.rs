@@ -526,9 +526,13 @@ impl World {
     }
 
     /// Bytes of output that wait for clients.
-    pub fn totals_output(&self) -> usize {
-        let cores = self.cores.iter();
-        cores.map(|core| core.engine.buffer_memory().outbound).sum()
+    pub fn totals_output(&mut self) -> usize {
+        let conns: Vec<(CoreId, ConnId)> = self.conns.iter().map(|c| (c.core, c.id)).collect();
+        let output = |(core, id): (CoreId, ConnId)| {
+            let core = self.cores.get_mut(usize::from(core))?;
+            core.engine.output(id).map(|output| output.len())
+        };
+        conns.into_iter().filter_map(output).sum()
     }
 
     /// The machine dies and the broker starts again on what the disks kept; `keep` says for each shard and chunk what is left of a write

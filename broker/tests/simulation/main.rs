@@ -11,11 +11,16 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod access;
 mod actor;
 mod consume;
+mod dedup;
 mod failover;
 mod hear;
+mod key_shared;
+mod limits;
 mod model;
+mod producing;
 mod publish;
 mod rates;
 mod readers;

@@ -20,7 +20,11 @@ const AUTO_CONSUME: i32 = proto::schema::Type::AutoConsume as i32;
 const MAX_NAME: usize = 4096;
 /// Since this protocol version a peer understands REACHED_END_OF_TOPIC.
 const END_OF_TOPIC_VERSION: i32 = 9;
-/// Most bytes of the properties of a subscription, and of the metadata of a producer.
+/// Most bytes of the metadata of a producer, which is kept while it is connected.
+const MAX_PRODUCER_METADATA: usize = 8 << 10;
+/// Producers that the broker closed and that a connection remembers for a while; of more, some are forgotten early.
+const MAX_CLOSED_BY_BROKER: usize = 50_000;
+/// Most bytes of the properties of a subscription.
 const MAX_PROPERTIES: usize = 64 << 10;
 
 /// Subscription names that the broker keeps for itself.
@@ -404,6 +408,9 @@ impl Session {
                     if by_broker {
                         let until =
                             now.ms + u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
+                        if self.closed_by_broker.len() >= MAX_CLOSED_BY_BROKER {
+                            self.closed_by_broker.pop_first();
+                        }
                         self.closed_by_broker.insert(id, until);
                         self.tell_closed(cx, &reply::close_producer(id));
                     }
@@ -507,10 +514,12 @@ fn check_producer(producer: &proto::CommandProducer) -> Result<(), (ServerError,
         .iter()
         .map(|p| p.key.len() + p.value.len() + std::mem::size_of_val(p))
         .sum();
-    if size > MAX_PROPERTIES {
+    if size > MAX_PRODUCER_METADATA {
         return Err((
             ServerError::MetadataError,
-            format!("Producer metadata takes {size} bytes, at most {MAX_PROPERTIES} are taken"),
+            format!(
+                "Producer metadata takes {size} bytes, at most {MAX_PRODUCER_METADATA} are taken"
+            ),
         ));
     }
     if let Some(epoch) = producer.topic_epoch

@@ -57,11 +57,11 @@ impl Session {
                 }
             }
             Type::AuthResponse => self.unexpected_auth(cx, command.auth_response),
-            _ => self.question(cx, kind, command),
+            _ => self.question(cx, kind, command, now),
         }
     }
 
-    fn question(&mut self, cx: &mut Context, kind: Type, command: BaseCommand) {
+    fn question(&mut self, cx: &mut Context, kind: Type, command: BaseCommand, now: Now) {
         match kind {
             Type::PartitionedMetadata => {
                 if let Some(question) = command.partition_metadata {
@@ -80,7 +80,7 @@ impl Session {
             }
             Type::WatchTopicList => {
                 if let Some(watch) = command.watch_topic_list {
-                    self.watch_topics(cx, watch);
+                    self.watch_topics(cx, watch, now);
                 }
             }
             Type::WatchTopicListClose => {
@@ -144,7 +144,7 @@ impl Session {
     fn connect(&mut self, cx: &mut Context, connect: &proto::CommandConnect) {
         self.version = connect.protocol_version.unwrap_or(0).min(PROTOCOL_VERSION);
         self.stage = Stage::Connected;
-        self.follow_pending_bytes(cx.bytes_held);
+        self.follow_pending_bytes(cx, cx.bytes_held);
         let watchers = cx.settings.enable_broker_topic_list_watcher
             && cx
                 .settings

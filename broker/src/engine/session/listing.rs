@@ -160,7 +160,12 @@ impl Session {
         true
     }
 
-    pub(super) fn watch_topics(&mut self, cx: &mut Context, watch: proto::CommandWatchTopicList) {
+    pub(super) fn watch_topics(
+        &mut self,
+        cx: &mut Context,
+        watch: proto::CommandWatchTopicList,
+        now: Now,
+    ) {
         let (request_id, id) = (watch.request_id, watch.watcher_id);
         if !is_namespace(&watch.namespace) {
             return self.protocol_error(cx);
@@ -185,7 +190,7 @@ impl Session {
             let before = watcher.weight();
             let (names, hash) = watcher.snapshot();
             cx.watch.names = cx.watch.names.saturating_sub(before - watcher.weight());
-            return self.send_watched(cx, request_id, id, names, hash, watch.topics_hash);
+            return self.send_watched(cx, request_id, id, names, hash, watch.topics_hash, now);
         }
         let pattern = match TopicPattern::parse(&watch.topics_pattern) {
             Ok(pattern) => pattern,
@@ -242,7 +247,7 @@ impl Session {
         id: u64,
         names: Vec<Arc<str>>,
         hash: Option<String>,
-        _now: Now,
+        now: Now,
     ) {
         let Some(watcher) = self.watchers.get_mut(&id) else {
             return;
@@ -251,7 +256,7 @@ impl Session {
         watcher.begin(names.into_iter());
         cx.watch.names = (cx.watch.names + watcher.weight()).saturating_sub(before);
         let (names, new_hash) = watcher.snapshot();
-        self.send_watched(cx, request_id, id, names, new_hash, hash);
+        self.send_watched(cx, request_id, id, names, new_hash, hash, now);
     }
 
     fn send_watched(
@@ -262,12 +267,13 @@ impl Session {
         mut names: Vec<String>,
         hash: String,
         known: Option<String>,
+        now: Now,
     ) {
         if known.as_deref() == Some(hash.as_str()) {
             names.clear();
         }
         self.send(cx, &reply::watched_topics(request_id, id, names, hash));
-        self.watch_answers();
+        self.watch_answers(cx, now);
     }
 
     pub(super) fn close_watcher(

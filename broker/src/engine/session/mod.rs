@@ -8,6 +8,7 @@ mod clients;
 mod commands;
 mod listing;
 mod lookup;
+mod outbound;
 mod publish;
 mod schemas;
 pub(super) mod throttling;
@@ -284,10 +285,12 @@ impl Sessions {
         for (probe, core, _) in session.probes.drain(..) {
             cx.post(core, Message::Probed { probe, alive: true });
         }
+        let kind = hot::command_type(frame.command()).ok();
         Self::handle(session, cx, frame, now);
-        session.watch_output();
+        session.watch_output(cx, now);
         session.reading = session.wants_frames(cx.settings.publish_pacing)
             && session.read_rule() == throttling::ReadRule::Read;
+        self.pace_requests(cx, conn, kind, now);
         self.reconsider_bytes(cx, now);
     }
 
@@ -322,6 +325,7 @@ impl Sessions {
         self.free.push(conn.slot);
         self.connected -= 1;
         session.stage = Stage::Closing;
+        session.end_holds(cx);
         session.forget_watchers(cx);
         for (id, client) in std::mem::take(&mut session.producers) {
             if !matches!(client.state, ClientState::Closing) {
@@ -373,8 +377,9 @@ impl Sessions {
                 cx.post(core, Message::Written { client, bytes });
             }
         }
+        session.holds.outbound.unblock();
         let due = session.tell_watchers(cx, now);
-        session.watch_output();
+        session.watch_output(cx, now);
         Self::settle(session, cx, now);
         if let Some(due) = due {
             self.timers.insert((due, conn.slot, conn.generation));
@@ -453,7 +458,7 @@ impl Sessions {
                 };
                 session.send(cx, &command);
                 // Questions may be much shorter than their answers: no more of them until these are read.
-                session.watch_answers();
+                session.watch_answers(cx, now);
             }
             Message::Hold { session, reason } => self.throttle(cx, session, reason, true, now),
             Message::Release { session, reason } => self.throttle(cx, session, reason, false, now),
@@ -560,6 +565,9 @@ impl Sessions {
             let Some(session) = self.get(slot, generation) else {
                 continue;
             };
+            if session.end_pause(cx, now) {
+                Self::settle(session, cx, now);
+            }
             let due = session.tell_watchers(cx, now);
             if session
                 .probes
@@ -601,12 +609,6 @@ impl Sessions {
         if let Some(session) = self.get(conn.slot, conn.generation) {
             session.pinged = false;
         }
-    }
-
-    /// Bytes queued to sockets.
-    pub(super) fn outbound(&self) -> usize {
-        let sessions = self.slots.iter().filter_map(|slot| slot.session.as_deref());
-        sessions.map(|session| session.out.len()).sum()
     }
 
     /// Asks every session to end.

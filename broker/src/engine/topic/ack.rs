@@ -5,6 +5,7 @@ use vela_proto::ServerError;
 use super::Topics;
 use super::dispatch::stored_batch_size;
 use super::openings::ConsumerSeat;
+use super::pending::Held;
 use super::subscription::{Subscription, mark_delete};
 use crate::engine::context::Context;
 use crate::engine::message::{AckedId, ClientRef, Message};
@@ -25,6 +26,12 @@ const UNCHECKED_WORDS: usize = 32;
 /// it claims must not decide how much memory and log a set takes.
 pub(super) const MAX_WORDS: usize = 1024;
 const RESETTING: &str = "the subscription is being reset";
+
+/// Is this a part of a batch, where only whole entries are acknowledged?
+fn is_partial(cx: &Context, ack_set: &[i64]) -> bool {
+    !cx.settings.acknowledgment_at_batch_index_level_enabled
+        && ack_set.iter().any(|word| *word != 0)
+}
 
 impl Topics {
     /// ACK. The answer, if one was asked for, says that the acknowledgment is on disk.
@@ -59,12 +66,14 @@ impl Topics {
             // Anything but one id, and any id on a Shared subscription, is accepted and means nothing.
             match ids.as_slice() {
                 [id] if !sub.dispatcher.tracks_pending() => {
-                    self.ack_cumulative(slot, sub_slot, id, now)
+                    self.ack_cumulative(cx, slot, sub_slot, id, now)
                 }
                 _ => None,
             }
         } else {
-            self.ack_individually(cx, slot, sub_slot, consumer, ids, now)
+            let refusal = self.ack_individually(cx, slot, sub_slot, consumer, ids, now);
+            self.settle_unacked(cx, slot, sub_slot);
+            refusal
         };
         self.announce_end(cx, slot, sub_slot);
         if let Some(seat) = self.lanes.get_mut(lane)
@@ -88,7 +97,14 @@ impl Topics {
         }
     }
 
-    fn ack_cumulative(&mut self, slot: u32, sub_slot: u32, id: &AckedId, now: Now) -> Refusal {
+    fn ack_cumulative(
+        &mut self,
+        cx: &Context,
+        slot: u32,
+        sub_slot: u32,
+        id: &AckedId,
+        now: Now,
+    ) -> Refusal {
         let topic = self.topics.get_mut(slot as usize)?;
         let seat = self.lanes.get_mut(topic.lane)?;
         let sub = topic.subs.get_mut(sub_slot as usize)?;
@@ -99,6 +115,19 @@ impl Topics {
             return Some((ServerError::UnknownError, WIDE_SET));
         }
         let before = mark_delete(&topic.state, sub);
+        let id = if is_partial(cx, &id.ack_set) {
+            // Without acknowledgment of batch indexes the batch stays, and what is in front of it goes.
+            let position = topic.state.ledgers.prev(id.position);
+            if position <= before {
+                return None;
+            }
+            &AckedId {
+                position,
+                ack_set: Vec::new(),
+            }
+        } else {
+            id
+        };
         let outcome = match sub.cursor {
             Some(cursor) => {
                 let outcome = topic
@@ -143,9 +172,13 @@ impl Topics {
         let mut changed = Vec::new();
         let mut messages = 0_u64;
         let mut owners = Vec::new();
+        let mut unblocked = false;
         for id in ids {
             if id.position > topic.confirmed {
                 refusal = Some((ServerError::UnknownError, BEYOND));
+                continue;
+            }
+            if is_partial(cx, &id.ack_set) {
                 continue;
             }
             let batch_size = match id.ack_set.len() {
@@ -181,9 +214,10 @@ impl Topics {
                 .acks(&topic.state)
                 .ack_set(id.position)
                 .map(<[i64]>::to_vec);
-            let (owner, freed) = sub.release(id.position, outcome.newly_acked, open.as_deref());
-            messages += u64::from(freed);
-            if let Some(owner) = owner
+            let released = sub.release(id.position, outcome.newly_acked, open.as_deref());
+            messages += u64::from(released.messages);
+            unblocked |= released.lets_go;
+            if let Some(owner) = released.holder
                 && (owners.last() != Some(&owner))
             {
                 owners.push(owner);
@@ -200,7 +234,6 @@ impl Topics {
         {
             seat.append_acks(topic.state.id, cursor, &changed);
         }
-        let mut unblocked = false;
         for owner in owners {
             unblocked |= sub.unblock(cx, Some(owner));
         }
@@ -224,65 +257,70 @@ impl Topics {
         epoch: Option<u64>,
     ) {
         let Some(ConsumerSeat {
-            topic,
-            sub,
+            topic: slot,
+            sub: sub_slot,
             consumer,
         }) = self.consumer_seat(client)
         else {
             return;
         };
-        let Some(topic) = self.topics.get_mut(topic as usize) else {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
-        let Some(sub) = topic.subs.get_mut(sub as usize) else {
+        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return;
         };
         if sub.dispatcher.tracks_pending() {
             sub.give_back(consumer, ids);
             sub.unblock(cx, Some(consumer));
-        } else if !sub.dispatcher.is_served(consumer) {
-            // A Failover consumer that waits has nothing to give back, and a change on its way starts over anyway.
-            return;
+            // Who gives something back goes on at once, not at half the limit only.
+            let limit = u64::from(cx.settings.max_unacked_messages_per_consumer);
+            if sub.pending.unacked_of(consumer) < limit {
+                sub.roster.unblock(consumer);
+            }
         } else {
             // Everything unacknowledged comes again, stamped with the new epoch so that older deliveries can be told apart.
-            let from = mark_delete(&topic.state, sub);
-            sub.rewind(from);
             if let Some(entry) = sub.roster.get_mut(consumer)
                 && epoch.is_some()
             {
+                if epoch < entry.epoch {
+                    // Overtaken by a later one.
+                    return;
+                }
                 entry.epoch = epoch;
             }
+            if !sub.dispatcher.is_served(consumer) {
+                // A Failover consumer that waits has nothing to give back, and a change on its way starts over anyway.
+                return;
+            }
+            let from = mark_delete(&topic.state, sub);
+            sub.rewind(from);
         }
         topic.mark_dirty(&mut self.dirty);
+        self.settle_unacked(cx, slot, sub_slot);
     }
 }
 
-impl Topics {
-    /// Settings have changed: whoever was blocked under the old ones is looked at again.
-    pub(super) fn reconsider_unacked(&mut self, cx: &Context) {
-        for (_, topic) in &mut self.topics {
-            let mut freed = false;
-            for (_, sub) in &mut topic.subs {
-                freed |= sub.unblock(cx, None);
-            }
-            if freed {
-                topic.mark_dirty(&mut self.dirty);
-            }
-        }
-    }
+/// What an acknowledgment has done to what is held.
+#[derive(Default)]
+struct Released {
+    /// Who held the entry.
+    holder: Option<u32>,
+    /// The messages it concerned.
+    messages: u32,
+    /// Something that waits can go now.
+    lets_go: bool,
 }
 
 impl Subscription {
-    /// Takes an acknowledged entry, or the acknowledged part of it, off whoever holds it. Answers the holder, and the messages this concerned.
-    fn release(
-        &mut self,
-        position: Position,
-        whole: bool,
-        open: Option<&[i64]>,
-    ) -> (Option<u32>, u32) {
+    /// Takes an acknowledged entry, or the acknowledged part of it, off whoever holds it.
+    fn release(&mut self, position: Position, whole: bool, open: Option<&[i64]>) -> Released {
         self.redelivered.remove(&position);
         if !self.dispatcher.tracks_pending() {
-            return (None, u32::from(whole));
+            return Released {
+                messages: u32::from(whole),
+                ..Released::default()
+            };
         }
         let left = match open {
             _ if whole => 0,
@@ -291,31 +329,36 @@ impl Subscription {
             None => u32::MAX,
         };
         match self.pending.shrink(position, left) {
-            Some((held, freed)) => (Some(held.owner), freed),
+            Some((held, messages)) => Released {
+                holder: Some(held.owner),
+                messages,
+                lets_go: held.open == 0 && self.dispatcher.released(held.owner, held.slot),
+            },
             None => {
                 if whole {
                     self.replay.remove(&position);
-                    self.dispatcher.forget(position);
                 }
-                (None, u32::from(whole))
+                Released {
+                    holder: None,
+                    messages: u32::from(whole),
+                    lets_go: whole && self.dispatcher.forget(position),
+                }
             }
         }
     }
 
     /// Puts entries that a consumer holds back into the replay set; `None` = all of them.
     fn give_back(&mut self, consumer: u32, ids: Option<Vec<Position>>) {
-        let back: Vec<Position> = match ids {
-            None => {
-                let all = self.pending.take_all(consumer).into_iter();
-                all.map(|(position, _)| position).collect()
-            }
+        let back: Vec<(Position, Held)> = match ids {
+            None => self.pending.take_all(consumer),
             Some(ids) => ids
                 .into_iter()
-                .filter(|id| self.pending.take(*id, consumer).is_some())
+                .filter_map(|id| self.pending.take(id, consumer).map(|held| (id, held)))
                 .collect(),
         };
-        for position in back {
-            self.replay.insert(position);
+        for (position, held) in back {
+            self.dispatcher.released(consumer, held.slot);
+            self.put_back(position, held.slot);
             *self.redelivered.entry(position).or_insert(0) += 1;
         }
     }

@@ -41,6 +41,11 @@ impl Chunk {
             last: id >= count - 1,
         })
     }
+
+    /// It completes its message.
+    pub(super) fn is_last(self) -> bool {
+        self.last
+    }
 }
 
 /// Who gets the chunks that are still to come, and which wait for whom.

@@ -10,7 +10,9 @@ use super::chunks::Chunk;
 use super::dispatcher::{Candidate, Choice};
 use super::lanes::LaneSeat;
 use super::permits::Permits;
+use super::sticky::key_hash;
 use super::subscription::Subscription;
+use super::unacked::CoreUnacked;
 use super::{Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Delivery, Message};
@@ -33,12 +35,15 @@ enum Content {
         count: u32,
         batch: bool,
         chunk: Option<Chunk>,
+        /// The hash of its key, if that was asked for.
+        key_hash: u32,
     },
     /// Nothing a client may see: a marker, or metadata nobody can read. It is acknowledged on the spot.
     Hidden,
 }
 
-fn content(data: &[u8]) -> Content {
+/// `keyed` = the key counts.
+fn content(data: &[u8], keyed: bool) -> Content {
     let Some(metadata) = Entry::parse(data)
         .ok()
         .and_then(|entry| entry.metadata_view())
@@ -53,6 +58,7 @@ fn content(data: &[u8]) -> Content {
         count: count.unwrap_or(1).max(1) as u32,
         batch: count.is_some(),
         chunk: Chunk::of(&metadata),
+        key_hash: if keyed { key_hash(&metadata) } else { 0 },
     }
 }
 
@@ -85,11 +91,16 @@ impl Topics {
             confirmed,
             ..
         } = topic;
-        for (_, sub) in subs.iter_mut() {
+        let mut others = false;
+        for (sub_slot, sub) in subs.iter_mut() {
             if sub.resetting || sub.roster.is_empty() {
                 continue;
             }
+            let key = (slot, sub_slot as u32);
+            others |= self.unacked.settle(cx, key, sub);
             let mut run = Run {
+                unacked: &mut self.unacked,
+                key,
                 state,
                 seat,
                 sub,
@@ -109,6 +120,9 @@ impl Topics {
         }
         if again {
             topic.mark_dirty(&mut self.dirty);
+        }
+        if others {
+            self.wake_stopped();
         }
     }
 
@@ -158,7 +172,6 @@ fn acknowledge_hidden(
 
 /// An entry that goes to a consumer.
 struct Chosen {
-    position: Position,
     data: Bytes,
     /// Messages in it.
     count: u32,
@@ -179,7 +192,7 @@ pub(super) fn stored_batch_size(
         .lane
         .read_entry(&state.ledgers, state.id, position, hint)
     {
-        Read::Entry(data) => match content(&data) {
+        Read::Entry(data) => match content(&data, false) {
             Content::Messages { count, .. } => Some(count),
             Content::Hidden => None,
         },
@@ -192,6 +205,9 @@ struct Run<'a> {
     state: &'a TopicState,
     seat: &'a mut LaneSeat,
     sub: &'a mut Subscription,
+    unacked: &'a mut CoreUnacked,
+    /// Topic and subscription.
+    key: (u32, u32),
     confirmed: Position,
     partition: i32,
     hidden: Vec<Position>,
@@ -200,6 +216,10 @@ struct Run<'a> {
 impl Run<'_> {
     /// True if there is more to do and only the turn is over.
     fn dispatch(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
+        let sub = &mut *self.sub;
+        let mark_delete = sub.acks(self.state).mark_delete();
+        sub.dispatcher
+            .begin_run(&sub.roster, mark_delete, &cx.settings);
         let more = self.hand_out(cx, slot, now);
         self.sub.dispatcher.end_run();
         self.sub.roster.settle();
@@ -207,6 +227,7 @@ impl Run<'_> {
     }
 
     fn hand_out(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
+        let keyed = self.sub.dispatcher.keys().is_some();
         for _ in 0..TURN_ENTRIES {
             if !self.sub.dispatcher.is_ready(&self.sub.roster) {
                 return false;
@@ -245,7 +266,8 @@ impl Run<'_> {
                 count,
                 batch,
                 chunk,
-            } = content(&data)
+                key_hash,
+            } = content(&data, keyed)
             else {
                 self.taken(position, source);
                 self.sub.redelivered.remove(&position);
@@ -264,7 +286,11 @@ impl Run<'_> {
                 self.hidden.push(position);
                 continue;
             };
-            let candidate = Candidate { position, chunk };
+            let candidate = Candidate {
+                position,
+                chunk,
+                key_hash,
+            };
             let sub = &mut *self.sub;
             let choice = sub
                 .dispatcher
@@ -282,14 +308,13 @@ impl Run<'_> {
             self.taken(position, source);
             self.sub.dispatcher.sent(&candidate, index);
             let chosen = Chosen {
-                position,
                 data,
                 count,
                 batch,
                 permits,
                 ack_set,
             };
-            self.send(cx, index, chosen, now);
+            self.send(cx, index, &candidate, chosen, now);
         }
         true
     }
@@ -306,7 +331,7 @@ impl Run<'_> {
             self.sub.replay.pop_first();
             self.sub.redelivered.remove(&position);
         }
-        if self.sub.blocked {
+        if self.sub.blocked || self.sub.stopped || !self.sub.dispatcher.reads_on() {
             return None;
         }
         let next = self
@@ -330,7 +355,9 @@ impl Run<'_> {
 
     fn taken(&mut self, position: Position, source: Source) {
         match source {
-            Source::Aside => self.sub.dispatcher.forget(position),
+            Source::Aside => {
+                self.sub.dispatcher.forget(position);
+            }
             Source::Replay => {
                 self.sub.replay.remove(&position);
             }
@@ -339,9 +366,16 @@ impl Run<'_> {
     }
 
     /// Admits an entry to the pending acks, books its permits, and posts it. An entry that is not admitted costs nothing.
-    fn send(&mut self, cx: &mut Context, index: u32, chosen: Chosen, now: Now) {
+    fn send(
+        &mut self,
+        cx: &mut Context,
+        index: u32,
+        candidate: &Candidate,
+        chosen: Chosen,
+        now: Now,
+    ) {
+        let position = candidate.position;
         let Chosen {
-            position,
             data,
             count,
             batch,
@@ -350,6 +384,7 @@ impl Run<'_> {
         } = chosen;
         let tracks = self.sub.dispatcher.tracks_pending();
         let sub = &mut *self.sub;
+        let slot = sub.dispatcher.slot(candidate);
         let Some(consumer) = sub.roster.get_mut(index) else {
             return;
         };
@@ -358,7 +393,7 @@ impl Run<'_> {
             sub.roster.bar(index);
             // It goes to whoever stays.
             if tracks {
-                sub.replay.insert(position);
+                sub.put_back(position, slot);
             }
             return cx.post(
                 client.session.core,
@@ -367,9 +402,13 @@ impl Run<'_> {
                 },
             );
         }
-        if tracks && !sub.pending.admit(position, index, permits, count) {
+        if tracks && !sub.pending.admit(position, index, permits, count, slot) {
             // Somebody holds it already, and it comes back if that one gives it back.
             return;
+        }
+        if !sub.dispatcher.admit(index, candidate) {
+            sub.pending.take(position, index);
+            return sub.put_back(position, slot);
         }
         let data = if consumer.version < CHECKSUM_VERSION {
             strip_checksum(data)
@@ -399,6 +438,8 @@ impl Run<'_> {
             if limit > 0 && sub.pending.unacked() >= limit {
                 sub.blocked = true;
             }
+            // More is out than before: that lets nobody go on.
+            self.unacked.settle(cx, self.key, sub);
         }
         let delivery = Delivery {
             position,

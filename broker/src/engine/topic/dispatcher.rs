@@ -4,9 +4,12 @@
 //! ([`super::permits`], [`super::pending`], [`super::roster`]).
 
 use super::chunks::{Chunk, Chunks};
+use super::key_shared::KeyShared;
+use super::pending::Held;
 use super::roster::{Consumer, Roster};
 use super::single::Single;
-use crate::engine::message::SubType;
+use super::sticky::{Refused, Slot};
+use crate::engine::message::{OpenConsumer, SubType};
 use crate::engine::settings::Settings;
 use crate::store::log::Position;
 
@@ -16,6 +19,8 @@ pub(super) struct Candidate {
     pub(super) position: Position,
     /// The part of a chunked message that it is.
     pub(super) chunk: Option<Chunk>,
+    /// The hash of its key; 0 where keys do not count.
+    pub(super) key_hash: u32,
 }
 
 /// What becomes of an entry.
@@ -36,6 +41,8 @@ pub(super) enum Dispatcher {
     Single { failover: bool, single: Single },
     /// Shared.
     Shared(Chunks),
+    /// Key_Shared.
+    KeyShared(Box<KeyShared>),
 }
 
 impl Default for Dispatcher {
@@ -48,15 +55,53 @@ impl Default for Dispatcher {
 }
 
 impl Dispatcher {
-    /// The dispatcher of a type; `None` for those that are not served.
-    pub(super) fn new(sub_type: SubType) -> Option<Self> {
-        match sub_type {
-            SubType::Exclusive | SubType::Failover => Some(Dispatcher::Single {
-                failover: sub_type == SubType::Failover,
+    /// The dispatcher that this consumer wants, without consumers yet.
+    ///
+    /// # Errors
+    /// It asks for keys that nobody can have.
+    pub(super) fn new(open: &OpenConsumer, settings: &Settings) -> Result<Self, Refused> {
+        Ok(match open.sub_type {
+            SubType::Exclusive | SubType::Failover => Dispatcher::Single {
+                failover: open.sub_type == SubType::Failover,
                 single: Single::default(),
-            }),
-            SubType::Shared => Some(Dispatcher::Shared(Chunks::default())),
-            SubType::KeyShared => None,
+            },
+            SubType::Shared => Dispatcher::Shared(Chunks::default()),
+            SubType::KeyShared => {
+                let keys = KeyShared::new(open.key_shared.as_ref(), settings);
+                keys.check(open.key_shared.as_ref())?;
+                Dispatcher::KeyShared(Box::new(keys))
+            }
+        })
+    }
+
+    /// What sets one Key_Shared subscription apart from another, if they are.
+    pub(super) fn differs(&self, other: &Dispatcher) -> Option<(String, String)> {
+        match (self, other) {
+            (Dispatcher::KeyShared(one), Dispatcher::KeyShared(other))
+                if one.policy() != other.policy() =>
+            {
+                Some((one.policy().to_string(), other.policy().to_string()))
+            }
+            _ => None,
+        }
+    }
+
+    /// May one more consumer join?
+    ///
+    /// # Errors
+    /// It asks for keys that it cannot have.
+    pub(super) fn check(&self, open: &OpenConsumer) -> Result<(), Refused> {
+        match self {
+            Dispatcher::KeyShared(keys) => keys.check(open.key_shared.as_ref()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The part of Key_Shared, if it is one.
+    pub(super) fn keys(&self) -> Option<&KeyShared> {
+        match self {
+            Dispatcher::KeyShared(keys) => Some(keys),
+            _ => None,
         }
     }
 
@@ -65,6 +110,7 @@ impl Dispatcher {
             Dispatcher::Single { failover: true, .. } => SubType::Failover,
             Dispatcher::Single { .. } => SubType::Exclusive,
             Dispatcher::Shared(_) => SubType::Shared,
+            Dispatcher::KeyShared(_) => SubType::KeyShared,
         }
     }
 
@@ -77,7 +123,7 @@ impl Dispatcher {
     pub(super) fn is_active(&self, index: u32) -> bool {
         match self {
             Dispatcher::Single { single, .. } => single.active() == Some(index),
-            Dispatcher::Shared(_) => true,
+            Dispatcher::Shared(_) | Dispatcher::KeyShared(_) => true,
         }
     }
 
@@ -87,7 +133,7 @@ impl Dispatcher {
             Dispatcher::Single { single, .. } => {
                 single.active() == Some(index) && single.takeover_at().is_none()
             }
-            Dispatcher::Shared(_) => true,
+            Dispatcher::Shared(_) | Dispatcher::KeyShared(_) => true,
         }
     }
 
@@ -107,26 +153,51 @@ impl Dispatcher {
         &mut self,
         index: u32,
         consumer: &Consumer,
+        open: &OpenConsumer,
         topic: &str,
         partition: i32,
         settings: &Settings,
     ) {
-        if let Dispatcher::Single { failover, single } = self {
-            single.join(index, consumer, topic);
-            if !*failover {
-                single.elect(partition, settings);
+        match self {
+            Dispatcher::Single { failover, single } => {
+                single.join(index, consumer, topic);
+                if !*failover {
+                    single.elect(partition, settings);
+                }
+            }
+            Dispatcher::Shared(_) => {}
+            Dispatcher::KeyShared(keys) => keys.joined(index, consumer, open.key_shared.as_ref()),
+        }
+    }
+
+    /// A consumer has left, which held these entries. Answers what is to be replayed.
+    pub(super) fn left(&mut self, index: u32, held: Vec<(Position, Held)>) -> Vec<Position> {
+        let positions = |held: Vec<(Position, Held)>| held.into_iter().map(|(at, _)| at);
+        match self {
+            Dispatcher::Single { single, .. } => {
+                single.leave(index);
+                positions(held).collect()
+            }
+            Dispatcher::Shared(chunks) => {
+                let waited = chunks.left(index);
+                positions(held).chain(waited).collect()
+            }
+            Dispatcher::KeyShared(keys) => {
+                keys.left(index, held);
+                Vec::new()
             }
         }
     }
 
-    /// A consumer has left. Answers what waited for it and is free to go to others.
-    pub(super) fn left(&mut self, index: u32) -> Vec<Position> {
-        match self {
-            Dispatcher::Single { single, .. } => {
-                single.leave(index);
-                Vec::new()
-            }
-            Dispatcher::Shared(chunks) => chunks.left(index),
+    /// A run of dispatch begins.
+    pub(super) fn begin_run(
+        &mut self,
+        roster: &Roster,
+        mark_delete: Position,
+        settings: &Settings,
+    ) {
+        if let Dispatcher::KeyShared(keys) = self {
+            keys.begin_run(roster, mark_delete, settings);
         }
     }
 
@@ -134,7 +205,7 @@ impl Dispatcher {
     pub(super) fn is_ready(&self, roster: &Roster) -> bool {
         match self {
             Dispatcher::Single { single, .. } => single.is_ready(roster),
-            Dispatcher::Shared(_) => roster.is_ready(),
+            Dispatcher::Shared(_) | Dispatcher::KeyShared(_) => roster.is_ready(),
         }
     }
 
@@ -161,6 +232,7 @@ impl Dispatcher {
                     None => roster.pick(settings.dispatcher_max_round_robin_batch_size),
                 }
             }
+            Dispatcher::KeyShared(keys) => return keys.choose(roster, candidate),
         };
         to.map_or(Choice::Nobody, Choice::Send)
     }
@@ -172,8 +244,56 @@ impl Dispatcher {
         }
     }
 
+    /// The slot that an entry's key falls into; 0 where keys do not count.
+    pub(super) fn slot(&self, candidate: &Candidate) -> Slot {
+        self.keys().map_or(0, |keys| keys.slot(candidate))
+    }
+
+    /// A consumer is to hold an entry. False if it must not, after all.
+    pub(super) fn admit(&mut self, index: u32, candidate: &Candidate) -> bool {
+        match self {
+            Dispatcher::KeyShared(keys) => keys.admit(index, candidate),
+            _ => true,
+        }
+    }
+
+    /// A consumer no longer holds an entry. True if that lets something go.
+    pub(super) fn released(&mut self, index: u32, slot: Slot) -> bool {
+        match self {
+            Dispatcher::KeyShared(keys) => keys.released(index, slot),
+            _ => false,
+        }
+    }
+
+    /// Takes back an entry that nobody holds. False if it belongs into the replay set.
+    pub(super) fn put_back(&mut self, position: Position, slot: Slot) -> bool {
+        match self {
+            Dispatcher::KeyShared(keys) => {
+                keys.put_back(position, slot);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// May entries be read that never were?
+    pub(super) fn reads_on(&self) -> bool {
+        self.keys().is_none_or(KeyShared::reads_on)
+    }
+
+    /// Could an entry that is put aside go now? For tests: it looks at everything.
+    pub(super) fn has_aside(&self, roster: &Roster) -> bool {
+        match self {
+            Dispatcher::Single { .. } => false,
+            Dispatcher::Shared(chunks) => chunks
+                .parked()
+                .any(|(_, owner)| roster.get(owner).is_some_and(Consumer::available)),
+            Dispatcher::KeyShared(keys) => keys.has_next(roster),
+        }
+    }
+
     /// The first entry put aside that can go now.
-    pub(super) fn aside(&self, roster: &Roster) -> Option<Position> {
+    pub(super) fn aside(&mut self, roster: &Roster) -> Option<Position> {
         match self {
             Dispatcher::Single { .. } => None,
             Dispatcher::Shared(chunks) => chunks.parked().find_map(|(position, owner)| {
@@ -182,6 +302,7 @@ impl Dispatcher {
                     .is_some_and(Consumer::available)
                     .then_some(position)
             }),
+            Dispatcher::KeyShared(keys) => keys.next(roster),
         }
     }
 
@@ -190,13 +311,19 @@ impl Dispatcher {
         match self {
             Dispatcher::Single { .. } => false,
             Dispatcher::Shared(chunks) => chunks.is_parked(position),
+            Dispatcher::KeyShared(keys) => keys.waits(position),
         }
     }
 
-    /// An entry is put aside no longer: it goes out, or is acknowledged.
-    pub(super) fn forget(&mut self, position: Position) {
-        if let Dispatcher::Shared(chunks) = self {
-            chunks.unpark(position);
+    /// An entry is put aside no longer: it goes out, or is acknowledged. True if that makes room to read on.
+    pub(super) fn forget(&mut self, position: Position) -> bool {
+        match self {
+            Dispatcher::Single { .. } => false,
+            Dispatcher::Shared(chunks) => {
+                chunks.unpark(position);
+                false
+            }
+            Dispatcher::KeyShared(keys) => keys.forget(position),
         }
     }
 
@@ -205,6 +332,7 @@ impl Dispatcher {
         match self {
             Dispatcher::Single { single, .. } => single.end_run(),
             Dispatcher::Shared(chunks) => chunks.clear(),
+            Dispatcher::KeyShared(keys) => keys.rewind(),
         }
     }
 

@@ -4,6 +4,7 @@ use super::dispatcher::Dispatcher;
 use super::lanes::LaneSeat;
 use super::openings::{ConsumerSeat, MAX_WAITING, ProbeFor, Seat};
 use super::roster::Consumer;
+use super::sticky::Refused;
 use super::subscription::{ORPHAN_MS, Subscription, create_durable, mark_delete};
 use super::{Topic, Topics};
 use crate::engine::context::Context;
@@ -46,12 +47,19 @@ impl Topics {
     ) -> Result<(), (u64, ServerError, String)> {
         let request_id = open.request_id;
         let refuse = move |error, message: String| Err((request_id, error, message));
-        let Some(dispatcher) = Dispatcher::new(open.sub_type) else {
-            let text = format!(
-                "{} subscriptions are not served by this version",
-                open.sub_type.name()
-            );
-            return refuse(ServerError::NotAllowedError, text);
+        if open.sub_type == SubType::KeyShared && !cx.settings.subscription_key_shared_enable {
+            let text = "Key_Shared subscriptions are switched off: subscriptionKeySharedEnable";
+            return refuse(ServerError::NotAllowedError, text.into());
+        }
+        let dispatcher = match Dispatcher::new(&open, &cx.settings) {
+            Ok(dispatcher) => dispatcher,
+            Err(refused) => {
+                let text = format!(
+                    "Subscription '{}' of {}: {refused}",
+                    open.subscription, open.topic
+                );
+                return refuse(ServerError::ConsumerAssignError, text);
+            }
         };
         let Some(slot) = self.find_or_create(cx, &open.topic, open.create_topic, now) else {
             return refuse(
@@ -120,6 +128,30 @@ impl Topics {
             );
             return refuse(ServerError::ConsumerBusy, text);
         }
+        if let Some((is, asked)) = sub.dispatcher.differs(&dispatcher)
+            && !sub.roster.is_empty()
+        {
+            let text = format!(
+                "Subscription '{}' of {topic_name} is Key_Shared {is} while consumers are connected, not {asked}",
+                sub.name
+            );
+            return refuse(ServerError::ConsumerBusy, text);
+        }
+        if !sub.roster.is_empty()
+            && let Err(refused) = sub.dispatcher.check(&open)
+        {
+            let text = format!("Subscription '{}' of {topic_name}: {refused}", sub.name);
+            let error = ServerError::ConsumerAssignError;
+            if let Refused::Taken { holder, .. } = refused
+                && let Some(holder) = sub.roster.get(holder)
+                && holder.client.session != client.session
+            {
+                let holder = holder.client.session;
+                self.probe(cx, client, holder, ProbeFor::Consumer(open, error, text));
+                return Ok(());
+            }
+            return refuse(error, text);
+        }
         let holder = sub.roster.first().map(|first| first.client.session);
         if let Some(holder) = holder
             && open.sub_type == SubType::Exclusive
@@ -131,10 +163,12 @@ impl Topics {
             if holder == client.session {
                 return refuse(ServerError::ConsumerBusy, text);
             }
-            self.probe(cx, client, holder, ProbeFor::Consumer(open, text));
+            let error = ServerError::ConsumerBusy;
+            self.probe(cx, client, holder, ProbeFor::Consumer(open, error, text));
             return Ok(());
         }
-        if sub.roster.is_empty() && sub.sub_type() != open.sub_type {
+        let keyed = open.sub_type == SubType::KeyShared;
+        if sub.roster.is_empty() && (keyed || sub.sub_type() != open.sub_type) {
             sub.dispatcher = dispatcher;
         }
         sub.orphaned_until = None;
@@ -150,6 +184,7 @@ impl Topics {
             sub.dispatcher.joined(
                 consumer,
                 newcomer,
+                &open,
                 topic_name.as_str(),
                 partition,
                 &cx.settings,
@@ -227,6 +262,7 @@ impl Topics {
             topic.mark_dirty(&mut self.dirty);
             self.elect(cx, slot, sub_slot, None, now);
         }
+        self.settle_unacked(cx, slot, sub_slot);
     }
 
     /// Forgets a subscription. Consumers that waited for it to be reset open it anew.
@@ -243,6 +279,7 @@ impl Topics {
         let Some(sub) = topic.subs.try_remove(sub_slot as usize) else {
             return;
         };
+        self.unacked.forget((slot, sub_slot), &sub);
         topic.sub_names.remove(&sub.name);
         topic.trim_if_loose(&mut self.lanes, now);
         self.reopen_waiting(cx, sub.waiting, now);

@@ -8,6 +8,7 @@ mod dispatch;
 mod dispatcher;
 mod failover;
 mod joining;
+mod key_shared;
 mod lanes;
 mod limits;
 mod meter;
@@ -22,8 +23,10 @@ mod roster;
 mod schemas;
 mod single;
 mod stats;
+mod sticky;
 mod subscription;
 mod terminate;
+mod unacked;
 mod watched;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,6 +50,7 @@ pub use self::roster::Books;
 use self::schemas::Opening;
 pub(super) use self::schemas::post_ask;
 use self::subscription::{ORPHAN_MS, Subscription};
+use self::unacked::CoreUnacked;
 use super::context::Context;
 use super::message::{ClientKey, ClientRef, CoreId, Message};
 use super::name::TopicName;
@@ -206,6 +210,8 @@ pub(super) struct Topics {
     orphans: BTreeSet<(u64, u32, u32)>,
     /// Failover subscriptions whose active consumer has changed: when it is served, topic, subscription.
     takeovers: BTreeSet<(u64, u32, u32)>,
+    /// Messages that consumers of this core's topics hold.
+    unacked: CoreUnacked,
 }
 
 impl Topics {
@@ -230,6 +236,7 @@ impl Topics {
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
             takeovers: BTreeSet::new(),
+            unacked: CoreUnacked::default(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -323,16 +330,15 @@ impl Topics {
             Message::Publish {
                 send,
                 num_messages,
-                kind,
                 awaits,
                 refused,
                 frame,
             } => {
-                self.publish(cx, send, num_messages, kind, refused, &frame, now);
+                self.publish(cx, send, num_messages, refused, &frame, now);
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
-                    let free = super::session::throttling::release(session, Reason::TopicRate);
+                    let free = super::session::throttling::release(session, Reason::PublishCharge);
                     cx.post(session.core, free);
                 }
             }
@@ -471,15 +477,30 @@ impl Topics {
         !self.dirty.is_empty()
     }
 
-    /// The books of all consumers; an error says what does not add up.
+    /// The books of all consumers; an error says what does not add up, or who stands still for no reason.
     pub(super) fn audit(&self) -> Result<Vec<Books>, String> {
         let mut books = Vec::new();
+        let mut unacked = 0;
         for (_, topic) in &self.topics {
+            let lane = self.lanes.get(topic.lane);
+            let waits = topic.dirty || lane.is_some_and(|l| l.readers.contains(&topic.slot));
             for (_, sub) in &topic.subs {
-                sub.audit()
-                    .map_err(|error| format!("{} of {}: {error}", sub.name, topic.name))?;
+                let wrong = |error: String| format!("{} of {}: {error}", sub.name, topic.name);
+                sub.audit().map_err(wrong)?;
+                if !waits && sub.stands_still(&topic.state, topic.confirmed) {
+                    return Err(wrong(
+                        "there are entries and somebody to take them, and nothing happens".into(),
+                    ));
+                }
+                unacked += sub.pending.unacked();
                 books.extend(sub.roster.books());
             }
+        }
+        if unacked != self.unacked.total() {
+            return Err(format!(
+                "{unacked} messages are out, the core has counted {}",
+                self.unacked.total()
+            ));
         }
         Ok(books)
     }

@@ -65,7 +65,7 @@ fn weight(message: &Message) -> usize {
 pub(super) enum ProbeFor {
     /// The producer, and why it is refused if the holder is alive.
     Producer(Box<OpenProducer>, (ServerError, String)),
-    Consumer(Box<OpenConsumer>, String),
+    Consumer(Box<OpenConsumer>, ServerError, String),
 }
 
 impl Topics {
@@ -218,7 +218,7 @@ impl Topics {
         };
         match what {
             ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
-            ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
+            ProbeFor::Consumer(open, ..) if !alive => self.open_consumer(cx, client, open, now),
             ProbeFor::Producer(open, (error, message)) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ProducerRefused {
@@ -229,12 +229,12 @@ impl Topics {
                 };
                 cx.post(client.session.core, refused);
             }
-            ProbeFor::Consumer(open, message) => {
+            ProbeFor::Consumer(open, error, message) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ConsumerRefused {
                     client,
                     request_id: open.request_id,
-                    error: ServerError::ConsumerBusy,
+                    error,
                     message,
                 };
                 cx.post(client.session.core, refused);

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rustc_hash::FxHashMap;
 
 use super::permits::Permits;
+use super::sticky::Slot;
 use crate::store::log::Position;
 
 /// An entry that a consumer holds.
@@ -16,6 +17,8 @@ pub(super) struct Held {
     pub(super) open: u32,
     /// Messages in it.
     pub(super) batch: u32,
+    /// Key_Shared: the slot of its key, else 0.
+    pub(super) slot: Slot,
 }
 
 #[derive(Default, Debug)]
@@ -43,12 +46,18 @@ impl Pending {
         owner: u32,
         permits: Permits,
         batch: u32,
+        slot: Slot,
     ) -> bool {
         let std::collections::btree_map::Entry::Vacant(entry) = self.entries.entry(position) else {
             return false;
         };
         let open = permits.get();
-        entry.insert(Held { owner, open, batch });
+        entry.insert(Held {
+            owner,
+            open,
+            batch,
+            slot,
+        });
         let share = self.shares.entry(owner).or_default();
         share.entries.insert(position);
         share.unacked += u64::from(open);
@@ -59,6 +68,11 @@ impl Pending {
     /// Who holds an entry.
     pub(super) fn get(&self, position: Position) -> Option<&Held> {
         self.entries.get(&position)
+    }
+
+    /// Everything that is held.
+    pub(super) fn held(&self) -> impl Iterator<Item = &Held> {
+        self.entries.values()
     }
 
     /// Leaves at most `open` messages of an entry open; none = nobody holds it any more. Answers the holder and how many messages that freed.
@@ -157,9 +171,9 @@ mod tests {
     fn one_holder_each_and_sums_that_agree() {
         let mut pending = Pending::default();
         let at = |entry| Position::new(1, entry);
-        assert!(pending.admit(at(0), 1, permits(10), 10));
-        assert!(!pending.admit(at(0), 2, permits(10), 10));
-        assert!(pending.admit(at(1), 2, permits(3), 5));
+        assert!(pending.admit(at(0), 1, permits(10), 10, 0));
+        assert!(!pending.admit(at(0), 2, permits(10), 10, 0));
+        assert!(pending.admit(at(1), 2, permits(3), 5, 0));
         assert_eq!(pending.unacked(), 13);
         assert_eq!(pending.shrink(at(0), 4).unwrap().1, 6);
         // An older set that leaves more open changes nothing.

@@ -19,6 +19,8 @@ pub(super) struct Producer {
     pub(super) pending: u32,
     /// The client closed it: answer this when `pending` is 0.
     pub(super) closing: Option<u64>,
+    /// A message of it could not be stored: nothing behind that is, or it would stand before what the client sends again.
+    pub(super) failed: bool,
     /// Its number in the topic's sequences, with deduplication.
     pub(super) sequence: Option<SequenceId>,
     /// It promised to encrypt.
@@ -239,6 +241,7 @@ impl Topics {
             name: name.clone(),
             pending: 0,
             closing: None,
+            failed: false,
             sequence,
             encrypted: open.encrypted,
             open,

@@ -147,6 +147,8 @@ pub(super) struct Roster {
     turn_left: u32,
     /// Those that were sent something since the last [`Roster::settle`].
     served: Vec<u32>,
+    /// Those that came to be ready since then.
+    risen: Vec<u32>,
 }
 
 impl Roster {
@@ -219,7 +221,9 @@ impl Roster {
         };
         let key = consumer.key(index);
         if consumer.available() {
-            self.ready.insert(key);
+            if self.ready.insert(key) {
+                self.risen.push(index);
+            }
         } else {
             self.ready.remove(&key);
         }
@@ -312,8 +316,14 @@ impl Roster {
         was_full && self.get(index).is_some_and(Consumer::takes)
     }
 
+    /// Who came to be ready since the last run of dispatch.
+    pub(super) fn risen(&self) -> &[u32] {
+        &self.risen
+    }
+
     /// Ends a run: the averages take in what was sent.
     pub(super) fn settle(&mut self) {
+        self.risen.clear();
         for index in self.served.drain(..) {
             if let Some(consumer) = self.consumers.get_mut(index as usize) {
                 consumer.account.settle();

@@ -7,6 +7,7 @@ use super::dispatcher::Dispatcher;
 use super::lanes::LaneSeat;
 use super::pending::Pending;
 use super::roster::{Consumer, Roster};
+use super::sticky::Slot;
 use crate::engine::context::Context;
 use crate::engine::message::{ClientKey, ClientRef, OpenConsumer, SubType};
 use crate::store::log::{AckState, CursorId, Position, ReadHint, Record};
@@ -34,6 +35,10 @@ pub(super) struct Subscription {
     pub(super) replay_hint: ReadHint,
     /// Too many unacknowledged messages: nothing new is read.
     pub(super) blocked: bool,
+    /// The broker's limit has stopped it: likewise.
+    pub(super) stopped: bool,
+    /// Unacknowledged messages as the core has counted them.
+    pub(super) counted: u64,
     /// A seek is running.
     pub(super) resetting: bool,
     /// Who asked for it: what finishes a reset must find the subscription that began it, not another one in its slot.
@@ -59,6 +64,8 @@ impl Subscription {
             hint: ReadHint::default(),
             replay_hint: ReadHint::default(),
             blocked: false,
+            stopped: false,
+            counted: 0,
             resetting: false,
             reset_for: None,
             waiting: Vec::new(),
@@ -81,13 +88,18 @@ impl Subscription {
         self.blocked = false;
     }
 
+    /// An entry that nobody holds is to be handed out again.
+    pub(super) fn put_back(&mut self, position: Position, slot: Slot) {
+        if !self.dispatcher.put_back(position, slot) {
+            self.replay.insert(position);
+        }
+    }
+
     /// Takes a consumer out. What it held, and what waited for it, is to be handed out again.
     pub(super) fn dismiss(&mut self, index: u32) -> Option<Consumer> {
         let gone = self.roster.dismiss(index)?;
-        for (position, _) in self.pending.take_all(index) {
-            self.replay.insert(position);
-        }
-        self.replay.extend(self.dispatcher.left(index));
+        let held = self.pending.take_all(index);
+        self.replay.extend(self.dispatcher.left(index, held));
         Some(gone)
     }
 }
@@ -159,6 +171,23 @@ impl Subscription {
         freed
     }
 
+    /// Could an entry be handed out?
+    pub(super) fn stands_still(
+        &self,
+        state: &crate::store::log::TopicState,
+        confirmed: Position,
+    ) -> bool {
+        if self.resetting || !self.dispatcher.is_ready(&self.roster) {
+            return false;
+        }
+        let new = || {
+            let next = self.acks(state).next_unacked(&state.ledgers, self.read);
+            let reads = !self.blocked && !self.stopped && self.dispatcher.reads_on();
+            reads && next.is_some_and(|next| next <= confirmed)
+        };
+        !self.replay.is_empty() || self.dispatcher.has_aside(&self.roster) || new()
+    }
+
     /// What does not add up, if anything.
     pub(super) fn audit(&self) -> Result<(), String> {
         self.roster.audit()?;
@@ -169,6 +198,9 @@ impl Subscription {
             .find(|at| self.pending.get(**at).is_some())
         {
             return Err(format!("{held} is held and to be replayed"));
+        }
+        if let Some(keys) = self.dispatcher.keys() {
+            keys.audit(self.pending.held())?;
         }
         let known = |at: &Position| {
             self.pending.get(*at).is_some()
