@@ -193,11 +193,12 @@ impl Resolver<'_> {
                     }
                 }
                 (Kind::Enum { name: a, .. }, Kind::Enum { name: b, .. })
-                | (Kind::Fixed { name: a, .. }, Kind::Fixed { name: b, .. }) => {
-                    if a == b {
-                        return Some(*branch);
-                    }
+                | (Kind::Fixed { name: a, .. }, Kind::Fixed { name: b, .. })
+                    if a == b =>
+                {
+                    return Some(*branch);
                 }
+                (Kind::Enum { .. } | Kind::Fixed { .. }, _) => {}
                 (wk, rk) if wk.name() == rk.name() => return Some(*branch),
                 _ => {}
             }
