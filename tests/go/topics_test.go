@@ -134,7 +134,7 @@ func TestSchemas(t *testing.T) {
 		"avro": func(text string) pulsar.Schema { return pulsar.NewAvroSchema(text, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			later(t, "schemas", func(s *scenario) {
+			run(t, func(s *scenario) {
 				consumer := s.consumer(func(o *pulsar.ConsumerOptions) { o.Schema = make(personV1) })
 				for n, text := range []string{personV1, personV2, personV1} {
 					if name == "avro" && text == personV2 {
@@ -168,7 +168,7 @@ func TestSchemas(t *testing.T) {
 }
 
 func TestPrimitiveSchemas(t *testing.T) {
-	later(t, "schemas", func(s *scenario) {
+	run(t, func(s *scenario) {
 		consumer := s.consumer(func(o *pulsar.ConsumerOptions) { o.Schema = pulsar.NewStringSchema(nil) })
 		s.send(s.producer(schema(pulsar.NewStringSchema(nil))), &pulsar.ProducerMessage{Value: "größer"})
 		var text *string
