@@ -448,7 +448,7 @@ settings! {
     "faultSyncDelaySeconds" in 0..=86400 as "seconds";
 
     /// A test aid, to see the broker while storage does nothing at all: log writes wait while this file exists. Empty: none.
-    fault_sync_hold_file: String = String::new(),
+    fault_sync_hold_file: Option<String> = None,
     "faultSyncHoldFile";
 
     /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.
