@@ -473,8 +473,9 @@ impl Run {
                     let drains = sub.keys.as_ref().is_some_and(|k| k.may_drain(number));
                     assert!(
                         drains || !sub.is_loose_end(number, at),
-                        "message {number} at {at:?} is held by nobody on {}, and a consumer has credit",
-                        sub.name
+                        "message {number} at {at:?} is held by nobody on {}, and a consumer has credit: {:?}",
+                        sub.name,
+                        (sub.shared, sub.failover, &sub.keys)
                     );
                 }
             }
