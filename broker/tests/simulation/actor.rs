@@ -21,6 +21,8 @@ pub struct Producer {
     pub closing: Option<u64>,
     /// The request that opened it.
     pub opened_by: u64,
+    /// A SEND of it was refused: so is all behind it.
+    pub failed: bool,
 }
 
 #[derive(Debug)]
@@ -187,6 +189,7 @@ impl Actor {
             unanswered: VecDeque::new(),
             closing: None,
             opened_by: request,
+            failed: false,
         };
         self.producers.insert(id, producer);
         world.feed(

@@ -52,6 +52,9 @@ impl Actor {
                     // Its PRODUCER was refused before it.
                     return;
                 }
+                if let Some(producer) = self.producers.get_mut(&id) {
+                    producer.failed = true;
+                }
                 let (_, number) = self.answered(error.producer_id, error.sequence_id, false);
                 // What was handed to a disk that broke may be there, and may not.
                 shared.published.sent[number as usize].refused = !shared.broken;

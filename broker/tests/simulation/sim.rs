@@ -260,6 +260,7 @@ impl Run {
         let consumers: Vec<u64> = actor.consumers.keys().copied().collect();
         match rng.below(100) {
             0..=34 => match rng.pick(&producers) {
+                Some(id) if actor.producers[&id].failed => actor.close_producer(world, id),
                 Some(id) => {
                     for _ in 0..rng.range(1, 6) {
                         let size = match rng.below(8) {
@@ -413,6 +414,19 @@ impl Run {
                 self.world.engine(core).is_quiet(),
                 "core {core} is not quiet"
             );
+            let (held, counts) = (
+                self.world.engine(core).held(),
+                self.world.engine(core).stats().counters.holds,
+            );
+            for (reason, held) in vela_limiter::Reason::ALL.into_iter().zip(held) {
+                assert_eq!(
+                    counts.holds(reason) - counts.releases(reason),
+                    held,
+                    "holds of {} do not pair up with their ends",
+                    reason.name()
+                );
+            }
+            assert!(counts.paused - counts.resumed <= self.world.engine(core).held_connections());
         }
         assert_eq!(self.world.mail_len(), 0);
         assert_eq!(
@@ -455,6 +469,13 @@ impl Run {
             if sub.holders_unknown || !consumers.any(|c| c.sub == index && has_credit(c)) {
                 continue;
             }
+            // What the one that is served was sent is on its way through it, whoever else was sent it and heard of it later.
+            let served: Vec<&Consumer> = self
+                .actors
+                .iter()
+                .flat_map(|actor| actor.consumers.values())
+                .filter(|c| c.sub == index && c.active && sub.failover)
+                .collect();
             if let Some(keys) = &sub.keys {
                 // Whose key it is, is the broker's to say: everybody has to have credit. What waits may use up the look-ahead.
                 let mut consumers = self
@@ -472,7 +493,9 @@ impl Run {
                     let at = sent.at.unwrap();
                     let drains = sub.keys.as_ref().is_some_and(|k| k.may_drain(number));
                     assert!(
-                        drains || !sub.is_loose_end(number, at),
+                        drains
+                            || !sub.is_loose_end(number, at)
+                            || served.iter().any(|c| c.holds.contains_key(&at)),
                         "message {number} at {at:?} is held by nobody on {}, and a consumer has credit: {:?}",
                         sub.name,
                         (sub.shared, sub.failover, &sub.keys)
