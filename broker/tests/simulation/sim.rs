@@ -496,8 +496,9 @@ impl Run {
                         drains
                             || !sub.is_loose_end(number, at)
                             || served.iter().any(|c| c.holds.contains_key(&at)),
-                        "message {number} at {at:?} is held by nobody on {}, and a consumer has credit",
-                        sub.name
+                        "message {number} at {at:?} is held by nobody on {}, and a consumer has credit: {:?}",
+                        sub.name,
+                        (sub.shared, sub.failover, &sub.keys)
                     );
                 }
             }
