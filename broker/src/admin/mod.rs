@@ -23,10 +23,10 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
-use vela_limiter::Reason;
+use vela_limiter::{HoldCounts, Reason};
 
 /// One core, as metrics show it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct CoreSample {
     /// Turns of its loop since the start.
     pub turns: u64,
@@ -64,6 +64,10 @@ pub struct CoreSample {
     pub throttled: u64,
     /// Times the publish rate of a topic held a connection since the start.
     pub rate_limited: u64,
+    /// The same by full name of the topic, for those with any.
+    pub rate_limited_topics: Arc<[(String, u64)]>,
+    /// Holds of its connections and their ends since the start; memory has its own.
+    pub holds: HoldCounts,
 }
 
 /// Buffer memory and its limiter, as metrics show them.
@@ -93,6 +97,10 @@ pub struct MemorySample {
     pub stand_downs: u64,
     /// Connections that are not read because of memory.
     pub held_connections: u64,
+    /// Times a connection began to be held by memory, since the start.
+    pub holds: u64,
+    /// Times it was let go, its end included.
+    pub releases: u64,
     /// Connections closed because a frame made no progress.
     pub frames_stood: u64,
     /// Connections closed because others waited for the memory of their slow frame.

@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
 use std::time::Duration;
+use vela_limiter::Throttle;
 
 /// A broker without cores: metadata in memory, and a sample that tests change.
 struct Fake {
@@ -97,7 +98,7 @@ impl Http {
     fn call(&self, method: &str, path: &str, headers: &str, body: &str) -> Got {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream
-            .set_read_timeout(Some(Duration::from_secs(10)))
+            .set_read_timeout(Some(Duration::from_secs(60)))
             .unwrap();
         write!(
             stream,
@@ -150,6 +151,10 @@ fn health_and_readiness_say_what_is_wrong() {
 fn metrics_of_cores_memory_and_throttles() {
     let http = Http::new();
     {
+        let (mut counts, mut throttle) = (HoldCounts::default(), Throttle::new());
+        throttle.hold(Reason::PendingRequests, &mut counts);
+        throttle.hold(Reason::TopicRate, &mut counts);
+        let _ = throttle.release(Reason::PendingRequests, &mut counts);
         let mut sample = http.fake.sample.lock().unwrap();
         sample.memory = MemorySample {
             budget: 1000,
@@ -160,12 +165,16 @@ fn metrics_of_cores_memory_and_throttles() {
             throttled: true,
             throttles: 3,
             held_connections: 11,
+            holds: 30,
+            releases: 19,
             ..MemorySample::default()
         };
         sample.cores[0] = CoreSample {
             turns: 5,
             messages_in: 3,
-            held: [0, 2, 0, 4, 0, 0, 0, 0],
+            held: [0, 2, 0, 4, 0, 0, 0, 0, 0],
+            holds: counts,
+            rate_limited_topics: vec![("persistent://t/n/a\"b/c".to_owned(), 6)].into(),
             throttled: 5,
             rate_limited: 6,
             ..CoreSample::default()
@@ -174,7 +183,8 @@ fn metrics_of_cores_memory_and_throttles() {
             stalls: 1,
             stalled: true,
             connections: 2,
-            held: [0, 0, 0, 1, 0, 0, 0, 0],
+            held: [0, 0, 0, 1, 0, 0, 0, 0, 0],
+            holds: counts,
             throttled: 1,
             ..CoreSample::default()
         };
@@ -198,6 +208,19 @@ fn metrics_of_cores_memory_and_throttles() {
             "vela_throttled_connections{reason=\"memory\"} 11",
             "vela_throttled_connections{reason=\"topic-rate\"} 5",
             "vela_throttled_connections{reason=\"broker-rate\"} 0",
+            "vela_throttle_holds_total{reason=\"memory\"} 30",
+            "vela_throttle_releases_total{reason=\"memory\"} 19",
+            "vela_throttle_holds_total{reason=\"pending-requests\"} 2",
+            "vela_throttle_releases_total{reason=\"pending-requests\"} 2",
+            "vela_throttle_holds_total{reason=\"topic-rate\"} 2",
+            "vela_throttle_releases_total{reason=\"topic-rate\"} 0",
+            "vela_throttle_holds_total{reason=\"publish-charge\"} 0",
+            "pulsar_broker_connection_rate_limit_count_total{cluster=\"standalone\",pulsar_connection_rate_limit_operation_name=\"paused\"} 32",
+            "pulsar_broker_connection_rate_limit_count_total{cluster=\"standalone\",pulsar_connection_rate_limit_operation_name=\"resumed\"} 19",
+            "pulsar_broker_connection_rate_limit_count_total{cluster=\"standalone\",pulsar_connection_rate_limit_operation_name=\"throttled\"} 2",
+            "pulsar_broker_connection_rate_limit_count_total{cluster=\"standalone\",pulsar_connection_rate_limit_operation_name=\"unthrottled\"} 2",
+            "# TYPE pulsar_publish_rate_limit_times gauge",
+            "pulsar_publish_rate_limit_times{cluster=\"standalone\",namespace=\"t/n/a\\\"b\",topic=\"persistent://t/n/a\\\"b/c\"} 6",
             "vela_memory_throttles_total 3",
             "vela_memory_clears_total 0",
             "vela_buffer_memory_bytes{holder=\"inbound\"} 77",

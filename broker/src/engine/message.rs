@@ -4,12 +4,16 @@
 //! exactly these messages. Messages from one core to another arrive in the order they were sent, and that order is the order in which the
 //! commands of a connection take effect: a SEND behind a PRODUCER, a FLOW behind a SUBSCRIBE need no answer in between.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use vela_codec::Frame;
 use vela_limiter::Reason;
 use vela_proto::{BaseCommand, ServerError};
 
 use super::name::TopicName;
+use super::schema::Schema;
+use super::schema::registry::{Ask, Decided};
 use crate::store::log::Position;
 
 /// A core's number, from 0.
@@ -124,6 +128,19 @@ pub struct OpenProducer {
     pub create: bool,
     /// A subscription to create from the earliest message, if it is missing.
     pub initial_subscription: Option<String>,
+    /// Its schema.
+    pub schema: OpenSchema,
+}
+
+/// The schema of a producer or consumer that is being opened.
+#[derive(Debug)]
+pub enum OpenSchema {
+    /// The client sent none, or one that takes whatever the topic has.
+    Absent,
+    /// To be looked at by the core that answers for the topic's schema.
+    Given(Schema),
+    /// It was: its version, if it is kept under one.
+    Decided(Option<u64>),
 }
 
 /// The type of a subscription.
@@ -199,6 +216,10 @@ pub struct OpenConsumer {
     pub siblings: u32,
     /// Protocol version of the client.
     pub version: i32,
+    /// Its schema.
+    pub schema: OpenSchema,
+    /// It takes messages of any schema (AUTO_CONSUME).
+    pub any_schema: bool,
 }
 
 /// One acknowledged id.
@@ -324,12 +345,28 @@ pub enum Message {
         request_id: u64,
         topic: TopicName,
     },
-    /// The persistent topics of a namespace on this core. Answered by [`Message::Topics`].
+    /// The topics of a namespace on this core. Answered by [`Message::Topics`].
     ListTopics {
         session: SessionRef,
         request_id: u64,
         namespace: String,
+        persistent: bool,
+        non_persistent: bool,
     },
+    /// One watcher more, or less, of the persistent topics of a namespace: a core wants a [`Message::TopicChanged`] for each change.
+    WatchTopics {
+        core: CoreId,
+        namespace: String,
+        on: bool,
+    },
+    /// GET_OR_CREATE_SCHEMA, by way of the topic: it must exist.
+    SchemaOfTopic { topic: TopicName, ask: Box<Ask> },
+    /// What became of the schema of a producer or consumer.
+    SchemaDecided { client: ClientRef, decided: Decided },
+
+    // To the core that answers for a schema.
+    /// A question about a schema. Answered by [`Message::SchemaDecided`] or [`Message::SchemaAnswer`].
+    AskSchema(Box<Ask>),
     /// End a topic. Answered by [`Message::Terminated`] to core `from`.
     Terminate {
         from: CoreId,
@@ -352,6 +389,7 @@ pub enum Message {
         request_id: u64,
         name: String,
         last_sequence_id: i64,
+        schema_version: Option<u64>,
         topic_epoch: Option<u64>,
     },
     /// The producer waits for its turn; [`Message::ProducerOpened`] follows, or a refusal.
@@ -441,7 +479,18 @@ pub enum Message {
     Topics {
         session: SessionRef,
         request_id: u64,
-        names: Vec<String>,
+        names: Vec<Arc<str>>,
+    },
+    /// A persistent topic was created or deleted in a namespace that this core watches.
+    TopicChanged {
+        namespace: String,
+        name: Arc<str>,
+        created: bool,
+    },
+    /// The answer to the GET_SCHEMA or GET_OR_CREATE_SCHEMA that the session's frames wait for.
+    SchemaAnswer {
+        session: SessionRef,
+        command: Box<BaseCommand>,
     },
 }
 
@@ -471,6 +520,8 @@ impl Message {
                 | Message::Release { .. }
                 | Message::TopicExists { .. }
                 | Message::Topics { .. }
+                | Message::TopicChanged { .. }
+                | Message::SchemaAnswer { .. }
         )
     }
 }

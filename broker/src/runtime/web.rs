@@ -31,7 +31,10 @@ impl Broker for Web {
             cores: (0..)
                 .zip(&self.figures)
                 .map(|(core, figures)| {
-                    let figures = figures.lock().map(|figures| *figures).unwrap_or_default();
+                    let figures = figures
+                        .lock()
+                        .map(|figures| figures.clone())
+                        .unwrap_or_default();
                     CoreSample {
                         turns: self.post.turns(core),
                         stalls: self.post.stalls(core),
@@ -51,6 +54,8 @@ impl Broker for Web {
                         held: figures.held,
                         throttled: figures.throttled,
                         rate_limited: figures.rate_limited,
+                        rate_limited_topics: figures.rate_limited_topics,
+                        holds: figures.holds,
                     }
                 })
                 .collect(),
@@ -73,6 +78,7 @@ fn memory_sample(intake: &Intake) -> MemorySample {
     let limiter = &intake.limiter;
     let (transitions, state) = (limiter.transitions(), limiter.state());
     let (stood, evicted) = intake.closed();
+    let (holds, releases) = intake.holds();
     MemorySample {
         retained: limiter.retained(),
         throttled: state.throttled,
@@ -86,6 +92,8 @@ fn memory_sample(intake: &Intake) -> MemorySample {
         activations: transitions.activated,
         stand_downs: transitions.stood_down,
         held_connections: intake.held(),
+        holds,
+        releases,
         frames_stood: stood,
         frames_evicted: evicted,
     }

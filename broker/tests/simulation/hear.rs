@@ -109,6 +109,19 @@ impl Actor {
                     );
                 }
             }
+            Type::ActiveConsumerChange => {
+                let change = command.active_consumer_change.as_ref().unwrap();
+                let consumer = self.consumers.get_mut(&change.consumer_id);
+                // As with messages, one that comes before the SUCCESS may be about a predecessor.
+                if let Some(consumer) = consumer.filter(|c| c.opening.is_none()) {
+                    assert!(shared.subs[consumer.sub].failover);
+                    consumer.active = change.is_active.unwrap();
+                    if consumer.active {
+                        // It starts at the mark-delete position.
+                        consumer.last = None;
+                    }
+                }
+            }
             Type::Message => self.message(shared, incoming),
             Type::AckResponse => self.ack_response(shared, command.ack_response.as_ref().unwrap()),
             Type::ConsumerStatsResponse => {
@@ -234,7 +247,7 @@ impl Actor {
         }
         assert!(
             sub.shared || consumer.last.is_none_or(|last| last < at),
-            "{at:?} comes behind {:?} on Exclusive {}",
+            "{at:?} comes behind {:?} on {}, where one consumer gets everything in order",
             consumer.last,
             sub.name
         );

@@ -151,6 +151,12 @@ fn pending_requests_hold_frames_at_the_limit_and_let_go_at_half() {
     world.run_until_idle();
     assert!(!world.wants_frames(client.peer));
     assert_eq!(world.totals().counters.messages_in, 1000);
+    let held = |world: &World| {
+        let counts = world.engine(0).stats().counters.holds;
+        let reason = vela_limiter::Reason::PendingRequests;
+        (counts.holds(reason), counts.releases(reason))
+    };
+    assert_eq!(held(&world), (1, 0));
     // A held connection's deliveries, acks and pings wait too; its receipts do not.
     world.disk_paused = false;
     let mut receipts = 0;
@@ -167,6 +173,7 @@ fn pending_requests_hold_frames_at_the_limit_and_let_go_at_half() {
         (450..=520).contains(&receipts),
         "went on after {receipts} receipts"
     );
+    assert_eq!(held(&world), (1, 1));
     world.run_until_idle();
     receipts += world.take(client.peer).len();
     assert_eq!(receipts, 1500);

@@ -115,11 +115,13 @@ impl Run {
         for topic in 0..topics.len() {
             for name in 0..rng.range(1, 2) {
                 let keys = rng.one_in(3).then(|| Keys::new(!rng.one_in(4)));
+                let shared = keys.is_some() || rng.one_in(2);
                 subs.push(Sub {
                     topic,
                     name: format!("s{name}"),
-                    shared: keys.is_some() || rng.one_in(2),
+                    shared,
                     keys,
+                    failover: !shared && rng.one_in(2),
                     ..Sub::default()
                 });
             }
@@ -380,6 +382,9 @@ impl Run {
             conn.stuck = false;
         }
         self.settle();
+        // Changes of active consumers take effect.
+        self.world.advance(1000);
+        self.settle();
         for index in 0..self.actors.len() {
             self.actors[index].ask_stats(&mut self.world, &self.shared, true);
         }
@@ -392,8 +397,10 @@ impl Run {
         self.settle();
         for sub in &mut self.shared.subs {
             sub.loose = false;
+            sub.at_rest();
         }
         self.check_progress();
+        self.check_books();
         for actor in &self.actors {
             assert!(actor.is_idle(), "no answer came: {actor:?}");
             if let Some(peer) = actor.peer {
@@ -409,6 +416,19 @@ impl Run {
                 self.world.engine(core).is_quiet(),
                 "core {core} is not quiet"
             );
+            let (held, counts) = (
+                self.world.engine(core).held(),
+                self.world.engine(core).stats().counters.holds,
+            );
+            for (reason, held) in vela_limiter::Reason::ALL.into_iter().zip(held) {
+                assert_eq!(
+                    counts.holds(reason) - counts.releases(reason),
+                    held,
+                    "holds of {} do not pair up with their ends",
+                    reason.name()
+                );
+            }
+            assert!(counts.paused - counts.resumed <= self.world.engine(core).held_connections());
         }
         assert_eq!(self.world.mail_len(), 0);
         assert_eq!(
@@ -445,10 +465,19 @@ impl Run {
                 .actors
                 .iter()
                 .flat_map(|actor| actor.consumers.values());
-            let has_credit = |c: &Consumer| c.opening.is_none() && c.given > c.taken;
+            let has_credit = |c: &Consumer| {
+                c.opening.is_none() && c.given > c.taken && (c.active || !sub.failover)
+            };
             if sub.holders_unknown || !consumers.any(|c| c.sub == index && has_credit(c)) {
                 continue;
             }
+            // What the one that is served was sent is on its way through it, whoever else was sent it and heard of it later.
+            let served: Vec<&Consumer> = self
+                .actors
+                .iter()
+                .flat_map(|actor| actor.consumers.values())
+                .filter(|c| c.sub == index && c.active && sub.failover)
+                .collect();
             if let Some(keys) = &sub.keys {
                 // Whose key it is, is the broker's to say: everybody has to have credit. What waits may use up the look-ahead.
                 let mut consumers = self
@@ -466,13 +495,35 @@ impl Run {
                     let at = sent.at.unwrap();
                     let drains = sub.keys.as_ref().is_some_and(|k| k.may_drain(number));
                     assert!(
-                        drains || !sub.is_loose_end(number, at),
-                        "message {number} at {at:?} is held by nobody on {}, and a consumer has credit",
-                        sub.name
+                        drains
+                            || !sub.is_loose_end(number, at)
+                            || served.iter().any(|c| c.holds.contains_key(&at)),
+                        "message {number} at {at:?} is held by nobody on {}, and a consumer has credit: {:?}",
+                        sub.name,
+                        (sub.shared, sub.failover, &sub.keys)
                     );
                 }
             }
         }
+    }
+
+    /// At rest, the broker's books of every consumer say what its client knows: what it has granted, and what it was sent.
+    fn check_books(&self) {
+        let mut theirs: Vec<(u64, i64, i64)> = Vec::new();
+        for core in 0..self.world.config.cores {
+            let books = self.world.engine(core).audit().unwrap();
+            theirs.extend(
+                books
+                    .iter()
+                    .map(|b| (b.client.id, b.granted as i64, b.delivered as i64)),
+            );
+        }
+        let consumers = self.actors.iter().flat_map(|actor| &actor.consumers);
+        let mut ours: Vec<(u64, i64, i64)> =
+            consumers.map(|(id, c)| (*id, c.given, c.taken)).collect();
+        theirs.sort_unstable();
+        ours.sort_unstable();
+        assert_eq!(theirs, ours, "the broker's books, and the clients'");
     }
 
     fn settle(&mut self) {
@@ -511,6 +562,7 @@ impl Run {
             }
             sub.loose = false;
             sub.holders_unknown = false;
+            sub.at_rest();
             assert!(sub.held.is_empty());
         }
         assert_eq!(

@@ -3,11 +3,12 @@
 use super::{Client, ClientState, Session};
 use crate::engine::context::Context;
 use crate::engine::message::{
-    AccessMode, ClientRef, KeySharedMeta, Message, OpenConsumer, OpenProducer, SubType,
+    AccessMode, ClientRef, KeySharedMeta, Message, OpenConsumer, OpenProducer, OpenSchema, SubType,
 };
 use crate::engine::metadata::PartitionCheck;
 use crate::engine::name::{Domain, TopicName};
 use crate::engine::reply;
+use crate::engine::schema::Schema;
 use crate::engine::time::Now;
 use vela_codec::{Frame, encode};
 use vela_proto::{self as proto, BaseCommand, ServerError};
@@ -118,12 +119,14 @@ impl Session {
             Some(ClientState::Open {
                 name,
                 last_sequence_id,
+                schema_version,
                 topic_epoch,
             }) => {
                 let answer = reply::producer_success(
                     request_id,
                     name.clone(),
                     *last_sequence_id,
+                    *schema_version,
                     *topic_epoch,
                 );
                 return self.send(cx, &answer);
@@ -140,10 +143,10 @@ impl Session {
         {
             return self.send_error(cx, request_id, error, message);
         }
-        if producer.schema.is_some() {
-            let text = "Schemas are not served by this version; create the producer without one";
-            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
-        }
+        let schema = match open_schema(producer.schema.as_ref()) {
+            Ok(schema) => schema,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
         if let Err((error, message)) = check_name("Producer", producer.producer_name.as_deref())
             .and_then(|()| {
                 check_name(
@@ -195,6 +198,7 @@ impl Session {
             asked_ms: now.wall_ms,
             create,
             initial_subscription,
+            schema,
         };
         cx.post(
             core,
@@ -256,6 +260,14 @@ impl Session {
         {
             return self.send_error(cx, request_id, error, message);
         }
+        let any_schema = subscribe
+            .schema
+            .as_ref()
+            .is_some_and(|schema| schema.r#type == AUTO_CONSUME);
+        let schema = match open_schema(subscribe.schema.as_ref().filter(|_| !any_schema)) {
+            Ok(schema) => schema,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let client = self.next_client(id);
         let siblings = u32::try_from(self.consumers.len()).unwrap_or(u32::MAX);
@@ -297,6 +309,8 @@ impl Session {
             address: self.peer.to_string(),
             siblings,
             version: self.version,
+            schema,
+            any_schema,
         };
         cx.post(
             core,
@@ -340,6 +354,7 @@ impl Session {
                 request_id,
                 name,
                 last_sequence_id,
+                schema_version,
                 topic_epoch,
                 ..
             } => {
@@ -352,12 +367,19 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: name.clone(),
                         last_sequence_id,
+                        schema_version,
                         topic_epoch,
                     };
                 }
                 self.send(
                     cx,
-                    &reply::producer_success(request_id, name, last_sequence_id, topic_epoch),
+                    &reply::producer_success(
+                        request_id,
+                        name,
+                        last_sequence_id,
+                        schema_version,
+                        topic_epoch,
+                    ),
                 );
             }
             Message::ProducerQueued {
@@ -413,6 +435,7 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: String::new(),
                         last_sequence_id: -1,
+                        schema_version: None,
                         topic_epoch: None,
                     };
                 }
@@ -571,15 +594,14 @@ fn check_subscribe(
             "readCompacted needs an Exclusive or Failover subscription".into(),
         ));
     }
-    if subscribe
-        .schema
-        .as_ref()
-        .is_some_and(|schema| schema.r#type != AUTO_CONSUME)
-    {
-        return Err((
-            ServerError::NotAllowedError,
-            "Schemas are not served by this version; subscribe without one".into(),
-        ));
-    }
     Ok(())
+}
+
+/// The schema of PRODUCER or SUBSCRIBE.
+fn open_schema(schema: Option<&proto::Schema>) -> Result<OpenSchema, (ServerError, String)> {
+    match schema.map(Schema::from_wire) {
+        None => Ok(OpenSchema::Absent),
+        Some(Ok(schema)) => Ok(OpenSchema::Given(schema)),
+        Some(Err(error)) => Err((ServerError::IncompatibleSchema, error.to_string())),
+    }
 }

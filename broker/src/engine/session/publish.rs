@@ -61,7 +61,7 @@ impl Session {
         let num_messages = (send.num_messages.max(1) as u32).min(most.max(1));
         let awaits = cx.rate_limited && core != cx.core;
         if awaits {
-            self.await_charge();
+            self.await_charge(cx);
         }
         cx.post(
             core,

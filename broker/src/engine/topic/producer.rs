@@ -6,7 +6,7 @@ use super::access::Verdict;
 use super::limits::host;
 use super::{ProbeFor, Seat, Topics, subscription};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Message, OpenProducer};
+use crate::engine::message::{ClientRef, Message, OpenProducer, OpenSchema};
 use crate::engine::time::Now;
 use crate::store::log::{Position, SequenceId};
 
@@ -52,12 +52,12 @@ impl Topics {
         }
     }
 
-    /// Checks in the order of Pulsar 5.0.1: existence, limit, encryption, access mode, end, address, name.
+    /// Checks in the order of Pulsar 5.0.1: existence, limit, encryption, schema, access mode, end, address, name.
     fn try_open_producer(
         &mut self,
         cx: &mut Context,
         client: ClientRef,
-        mut open: Box<OpenProducer>,
+        open: Box<OpenProducer>,
         now: Now,
     ) -> Result<(), Refusal> {
         let request_id = open.request_id;
@@ -91,6 +91,12 @@ impl Topics {
             let text = format!("Encryption is required in {}", topic.name);
             return refuse(ServerError::MetadataError, text);
         }
+        let Some(mut open) = self.with_schema(cx, client, open) else {
+            return Ok(());
+        };
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return Ok(());
+        };
         if topic.state.terminated.is_some() {
             let text = format!("Topic {} was terminated", topic.name);
             return refuse(ServerError::TopicTerminatedError, text);
@@ -211,6 +217,10 @@ impl Topics {
             return Ok(());
         };
         let name = open.name.take().unwrap_or_default();
+        let schema_version = match open.schema {
+            OpenSchema::Decided(version) => version,
+            _ => None,
+        };
         let mut sequence = None;
         if topic.limits.is_some_and(|limits| limits.dedup) {
             let max = cx.settings.broker_deduplication_max_number_of_producers;
@@ -244,6 +254,7 @@ impl Topics {
             last_sequence_id: sequence
                 .and_then(|id| topic.state.sequences.highest(id))
                 .unwrap_or(-1),
+            schema_version,
             topic_epoch: topic.access.epoch,
         };
         let seat = Seat::Producer {
