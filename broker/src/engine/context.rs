@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::admin::{Answer, Asker};
 use super::message::{CoreId, Message};
 use super::metadata::Metadata;
 use super::settings::{ServiceAddress, Settings};
@@ -53,6 +54,8 @@ pub struct Effects {
     pub drop_segments: Vec<(u32, Vec<u64>)>,
     /// Metadata changes.
     pub metadata: Vec<MetadataRequest>,
+    /// Answers to administration.
+    pub admin: Vec<(Asker, Answer)>,
 }
 
 /// Counters since the start; the runtime turns them into metrics.

@@ -122,6 +122,7 @@ impl Session {
 
     fn connect(&mut self, cx: &mut Context, connect: &proto::CommandConnect) {
         self.version = connect.protocol_version.unwrap_or(0).min(PROTOCOL_VERSION);
+        self.client_version = super::peers::short(&connect.client_version);
         self.stage = Stage::Connected;
         self.follow_pending_bytes(cx.bytes_held);
         let connected = BaseCommand {

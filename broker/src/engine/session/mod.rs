@@ -7,6 +7,7 @@
 mod clients;
 mod commands;
 mod lookup;
+mod peers;
 mod publish;
 pub(super) mod throttling;
 mod unsupported;
@@ -82,6 +83,8 @@ pub(super) struct Session {
     local: SocketAddr,
     stage: Stage,
     version: i32,
+    /// What the client says it is, for statistics.
+    client_version: String,
     producers: BTreeMap<u64, Client>,
     consumers: BTreeMap<u64, Client>,
     /// Producers that the broker closed: SENDs that cross the notice are dropped until the time given.
@@ -237,6 +240,7 @@ impl Sessions {
             local,
             stage: Stage::Start,
             version: 0,
+            client_version: String::new(),
             producers: BTreeMap::new(),
             consumers: BTreeMap::new(),
             closed_by_broker: BTreeMap::new(),

@@ -1,6 +1,7 @@
 //! Topics: the producers, subscriptions and log positions of the names that fall to this core.
 
 mod ack;
+mod admin;
 mod chunks;
 mod dispatch;
 mod joining;
@@ -21,8 +22,10 @@ use slab::Slab;
 use vela_limiter::Reason;
 use vela_proto::ServerError;
 
+use self::admin::Inquiry;
 pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
+use self::meter::Traffic;
 use self::openings::{ProbeFor, Seat};
 use self::operation::Operation;
 use self::producer::Producer;
@@ -55,7 +58,14 @@ pub(super) struct Topic {
     /// Questions that need entries which are not in memory.
     operations: Vec<Operation>,
     names_made: u64,
-    pub(super) messages_in: u64,
+    /// What was published since it was loaded.
+    inbound: Traffic,
+    /// Entries published since it was loaded.
+    entries_added: u64,
+    /// Questions of administration that need entries which are not in memory.
+    inquiries: Vec<Inquiry>,
+    /// It was deleted; its slot stays taken until nothing in the log's queue names it.
+    deleted: bool,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
     /// Its resource group among the core's.
@@ -78,7 +88,10 @@ impl Topic {
             sub_names: BTreeMap::new(),
             operations: Vec::new(),
             names_made: 0,
-            messages_in: 0,
+            inbound: Traffic::default(),
+            entries_added: 0,
+            inquiries: Vec::new(),
+            deleted: false,
             rate: None,
             group: None,
             rate_limited: 0,
@@ -403,6 +416,7 @@ impl Topics {
             if let Some(topic) = self.topics.get_mut(slot as usize) {
                 topic.dirty = false;
                 self.poll_operations(cx, slot, now);
+                self.poll_inquiries(cx, slot, now);
                 self.dispatch(cx, slot, now);
             }
         }

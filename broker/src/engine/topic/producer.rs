@@ -4,6 +4,7 @@ use vela_codec::Frame;
 use vela_proto::ServerError;
 
 use super::lanes::Pending;
+use super::meter::Traffic;
 use super::{ProbeFor, Seat, Topics, subscription};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenProducer, SendId};
@@ -21,6 +22,10 @@ pub(super) struct Producer {
     pub(super) pending: u32,
     /// The client closed it: answer this when `pending` is 0.
     pub(super) closing: Option<u64>,
+    /// Wall clock when it was opened, milliseconds.
+    pub(super) connected_ms: u64,
+    /// What it published.
+    pub(super) inbound: Traffic,
 }
 
 impl Topics {
@@ -99,6 +104,8 @@ impl Topics {
             name: name.clone(),
             pending: 0,
             closing: None,
+            connected_ms: now.wall_ms,
+            inbound: Traffic::default(),
         }) as u32;
         topic.producer_names.insert(name.clone(), producer);
         let lane = topic.lane;
@@ -201,9 +208,12 @@ impl Topics {
         }
         cx.counters.messages_in += u64::from(num_messages);
         cx.counters.bytes_in += data.len() as u64;
-        topic.messages_in += u64::from(num_messages);
+        let (messages, bytes) = (u64::from(num_messages), data.len() as u64);
+        topic.inbound.add(messages, bytes, now);
+        topic.entries_added += 1;
         if let Some(producer) = topic.producers.get_mut(producer as usize) {
             producer.pending += 1;
+            producer.inbound.add(messages, bytes, now);
         }
         seat.push(
             appended.seq,

@@ -97,6 +97,10 @@ pub(super) struct Subscription {
     pub(super) blocked: bool,
     /// How many of the consumers are blocked: mostly none, and then nobody has to be looked at.
     pub(super) blocked_consumers: usize,
+    /// What consumers that are gone were sent, messages and bytes.
+    pub(super) gone_out: (u64, u64),
+    /// A consumer was connected once.
+    pub(super) attached: bool,
     /// A seek is running.
     pub(super) resetting: bool,
     /// Who asked for it: what finishes a reset must find the subscription that began it, not another one in its slot.
@@ -127,6 +131,8 @@ impl Subscription {
             unacked: 0,
             blocked: false,
             blocked_consumers: 0,
+            gone_out: (0, 0),
+            attached: false,
             resetting: false,
             reset_for: None,
             waiting: Vec::new(),
@@ -156,6 +162,7 @@ impl Subscription {
     /// Adds a consumer in its place among the others. Nobody else is looked at: subscriptions may have very many.
     pub(super) fn admit(&mut self, consumer: Consumer) -> u32 {
         let at = self.place((consumer.priority, consumer.client.incarnation));
+        self.attached = true;
         let index = self.consumers.insert(consumer);
         self.order.insert(at, index);
         (self.turn, self.turn_left) = (0, 0);
@@ -173,6 +180,8 @@ impl Subscription {
         }
         let gone = self.consumers.try_remove(index)?;
         self.blocked_consumers -= usize::from(gone.blocked);
+        self.gone_out.0 += gone.sent.total();
+        self.gone_out.1 += gone.sent_bytes.total();
         (self.turn, self.turn_left) = (0, 0);
         Some(gone)
     }

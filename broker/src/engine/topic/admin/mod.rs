@@ -1,0 +1,120 @@
+//! Administration of the topics of a core.
+
+mod inquiries;
+mod stats;
+mod subscriptions;
+mod topics;
+
+pub(super) use self::inquiries::Inquiry;
+
+use self::inquiries::Reading;
+use super::Topics;
+use crate::engine::admin::{Answer, Ask, Asker, Request, SubscriptionAsk};
+use crate::engine::context::Context;
+use crate::engine::message::Message;
+use crate::engine::name::TopicName;
+use crate::engine::time::Now;
+
+impl Topics {
+    /// A question of HTTP.
+    pub(crate) fn admin(&mut self, cx: &mut Context, asker: Asker, request: Request, now: Now) {
+        match request {
+            Request::Topics { namespace } => {
+                reply(cx, asker, Answer::Names(self.names_of(&namespace)));
+            }
+            Request::Create { names, properties } => {
+                self.create_topics(cx, asker, &names, &properties, now);
+            }
+            Request::Topic { name, ask } => self.ask(cx, asker, &name, ask, now),
+            // Sessions are not the topics' to know.
+            Request::Sessions(_) => reply(cx, asker, Answer::Sessions(Vec::new())),
+        }
+    }
+
+    fn ask(&mut self, cx: &mut Context, asker: Asker, name: &TopicName, ask: Ask, now: Now) {
+        let slot = match (self.by_name.get(name.as_str()), &ask) {
+            (Some(slot), _) => *slot,
+            (
+                None,
+                Ask::Subscription {
+                    ask:
+                        SubscriptionAsk::Create {
+                            create_topic: true, ..
+                        },
+                    ..
+                },
+            ) => match self.find_or_create(cx, name, true, now) {
+                Some(slot) => slot,
+                None => return reply(cx, asker, Answer::NoTopic),
+            },
+            (None, _) => return reply(cx, asker, Answer::NoTopic),
+        };
+        match ask {
+            Ask::Clients => {
+                let answer = self.connected(slot);
+                reply(cx, asker, answer);
+            }
+            Ask::Delete { force } => self.delete_topic(cx, asker, slot, force, now),
+            Ask::Stats => {
+                let answer = self.topic_stats(slot, now);
+                reply(cx, asker, answer);
+            }
+            Ask::InternalStats => {
+                let answer = self.internal_stats(slot);
+                reply(cx, asker, answer);
+            }
+            Ask::Subscriptions => {
+                let names = self.topics.get(slot as usize).map(|topic| {
+                    let names = topic.sub_names.keys().cloned();
+                    names.collect()
+                });
+                reply(cx, asker, Answer::Names(names.unwrap_or_default()));
+            }
+            Ask::Unload => self.unload(cx, asker, slot, now),
+            Ask::Truncate => self.truncate(cx, asker, slot, now),
+            Ask::Properties => {
+                let answer = self.properties(slot);
+                reply(cx, asker, answer);
+            }
+            Ask::SetProperties(changes) => self.set_properties(cx, asker, slot, &changes),
+            Ask::LastMessageId => self.inquire(cx, asker, slot, Reading::LastMessageId),
+            Ask::MessageIdByTime(time) => self.search(cx, asker, slot, time, inquiries::Then::Id),
+            Ask::Examine { earliest, number } => {
+                let reading = self.examine(slot, earliest, number);
+                self.read_or_none(cx, asker, slot, reading);
+            }
+            Ask::Entry(position) => {
+                let known = self
+                    .topics
+                    .get(slot as usize)
+                    .is_some_and(|topic| topic.state.ledgers.contains(position));
+                let position = known.then_some(position);
+                self.read_or_none(cx, asker, slot, position);
+            }
+            Ask::ExpireAll { before_ms } => {
+                self.search(
+                    cx,
+                    asker,
+                    slot,
+                    before_ms,
+                    inquiries::Then::Expire { subscription: None },
+                );
+            }
+            Ask::Subscription { name, ask } => {
+                self.subscription(cx, asker, slot, name, ask, now);
+            }
+        }
+    }
+
+    /// Answers once everything appended so far is durable.
+    fn reply_durable(&mut self, cx: &mut Context, asker: Asker, lane: usize, answer: Answer) {
+        let core = cx.core;
+        let answer = Box::new(answer);
+        self.after_log(cx, lane, core, Message::AdminAnswer { asker, answer });
+    }
+}
+
+/// Answers at once.
+fn reply(cx: &mut Context, asker: Asker, answer: Answer) {
+    cx.effects.admin.push((asker, answer));
+}
