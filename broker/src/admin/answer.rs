@@ -347,6 +347,15 @@ fn page(
         let text = json!({ "message": message, "url": url, "status": code.to_string() });
         return (status, [(header::CONTENT_TYPE, JSON)], text.to_string()).into_response();
     }
+    if !accept.takes("text/html") {
+        if !accept.takes("text/plain") {
+            return status.into_response();
+        }
+        let text = format!(
+            "HTTP ERROR {code} {message}\nURI: {url}\nSTATUS: {code}\nMESSAGE: {message}\n"
+        );
+        return (status, text).into_response();
+    }
     let escape = |text: &str| {
         let text = text.replace('&', "&amp;");
         text.replace('<', "&lt;").replace('>', "&gt;")

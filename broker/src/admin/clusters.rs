@@ -42,8 +42,6 @@ fn defaults() -> Map<String, Value> {
         "brokerClientTlsEnabled": false,
         "tlsAllowInsecureConnection": false,
         "brokerClientTlsEnabledWithKeyStore": false,
-        "brokerClientTlsTrustStoreType": "JKS",
-        "brokerClientTlsKeyStoreType": "JKS",
     });
     match defaults {
         Value::Object(defaults) => defaults,
@@ -116,6 +114,12 @@ async fn cluster(
         let urls = shared.urls(&headers);
         all.insert("serviceUrl".into(), urls.http.into());
         all.insert("brokerServiceUrl".into(), urls.broker.into());
+        for store in [
+            "brokerClientTlsTrustStoreType",
+            "brokerClientTlsKeyStoreType",
+        ] {
+            all.insert(store.into(), "JKS".into());
+        }
     }
     all.extend(stored);
     let mut ordered = Map::new();

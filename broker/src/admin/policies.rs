@@ -284,8 +284,13 @@ fn methods(policy: &'static Policy) -> MethodRouter<Shared> {
     if policy.delete {
         methods.delete(remove)
     } else {
-        methods
+        methods.delete(move || no_bundle(policy.path))
     }
+}
+
+/// A policy that cannot be removed: DELETE takes its name for a bundle's, as in Pulsar.
+async fn no_bundle(name: &str) -> Answer {
+    Err(answer::failed(&format!("Invalid bundle range: {name}")))
 }
 
 impl Policy {
@@ -971,7 +976,7 @@ async fn set_pause(State(shared): State<Shared>, Path((tenant, name)): Name) -> 
 async fn remove_pause(State(shared): State<Shared>, Path((tenant, name)): Name) -> Answer {
     let _one = shared.changes.lock().await;
     let change = |policies: &mut Policies| {
-        policies.remove(PAUSE);
+        policies.insert(PAUSE.to_owned(), false.into());
     };
     shared
         .change_policies(&tenant, &name, NO_NAMESPACE, change)

@@ -2,7 +2,7 @@
 
 use super::answer::{self, Refusal};
 use super::messages::time;
-use super::params::Params;
+use super::params::{self, Params};
 use super::target::Target;
 use super::{Answer, Shared};
 use crate::engine::admin::{
@@ -663,7 +663,7 @@ fn internal(stats: &InternalStats, persistent: bool) -> Value {
     let cursors: Map<String, Value> = stats
         .cursors
         .iter()
-        .map(|(name, stats)| (name.clone(), cursor(stats, persistent)))
+        .map(|(name, stats)| (params::encode(name), cursor(stats, persistent)))
         .collect();
     put("cursors", Value::Object(cursors));
     if persistent {
@@ -709,11 +709,6 @@ fn cursor(stats: &CursorStats, persistent: bool) -> Value {
             "subscriptionHavePendingReplayRead": false,
         });
     }
-    let properties: Map<String, Value> = stats
-        .properties
-        .iter()
-        .map(|(key, value)| (key.clone(), Value::from(value.as_str())))
-        .collect();
     json!({
         "markDeletePosition": position(stats.mark_delete),
         "readPosition": position(stats.read),
@@ -731,6 +726,6 @@ fn cursor(stats: &CursorStats, persistent: bool) -> Value {
         "totalNonContiguousDeletedMessagesRange": stats.ranges_total,
         "subscriptionHavePendingRead": stats.active,
         "subscriptionHavePendingReplayRead": stats.replay,
-        "properties": properties,
+        "properties": {},
     })
 }

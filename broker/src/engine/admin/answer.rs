@@ -272,8 +272,6 @@ pub struct CursorStats {
     pub ranges: Vec<(Position, Position)>,
     /// How many there are.
     pub ranges_total: u64,
-    /// Its properties.
-    pub properties: Vec<(String, String)>,
 }
 
 impl CursorStats {

@@ -98,6 +98,26 @@ impl Topics {
         }
     }
 
+    pub(super) fn entry(&mut self, cx: &mut Context, asker: Asker, slot: u32, position: Position) {
+        let Some(topic) = self.topics.get(slot as usize) else {
+            return reply(cx, asker, Answer::NoTopic);
+        };
+        let ledgers = &topic.state.ledgers;
+        let last = topic.confirmed;
+        if position > last || !ledgers.contains(position) {
+            let known = ledgers.ledgers().any(|each| each.id == position.ledger);
+            let answer = match known {
+                true => Answer::Failed(format!(
+                    "LastConfirmedEntry is {last} when reading entry {}",
+                    position.entry
+                )),
+                false => Answer::NoMessage,
+            };
+            return reply(cx, asker, answer);
+        }
+        self.inquire(cx, asker, slot, Reading::Entry(position));
+    }
+
     pub(super) fn search(
         &mut self,
         cx: &mut Context,

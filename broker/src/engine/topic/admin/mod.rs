@@ -83,14 +83,7 @@ impl Topics {
                 let reading = self.examine(slot, earliest, number);
                 self.read_or_none(cx, asker, slot, reading);
             }
-            Ask::Entry(position) => {
-                let known = self
-                    .topics
-                    .get(slot as usize)
-                    .is_some_and(|topic| topic.state.ledgers.contains(position));
-                let position = known.then_some(position);
-                self.read_or_none(cx, asker, slot, position);
-            }
+            Ask::Entry(position) => self.entry(cx, asker, slot, position),
             Ask::ExpireAll { before_ms } => {
                 self.search(
                     cx,

@@ -100,7 +100,6 @@ impl Topic {
                 since_first_unacked: ledgers.entries_between(mark_delete, sub.read),
                 ranges: acks.ranges().take(CursorStats::RANGES_MAX).collect(),
                 ranges_total: acks.ranges().len() as u64,
-                properties: properties_of(&self.state, sub),
             };
             (sub.name.clone(), stats)
         });
