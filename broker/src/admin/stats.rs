@@ -284,6 +284,15 @@ fn add(sum: &mut SubscriptionStats, each: &SubscriptionStats) {
     }
 }
 
+/// Named texts as an object.
+fn texts(named: &[(String, String)]) -> Value {
+    let named = named.iter();
+    let named: Map<String, Value> = named
+        .map(|(key, value)| (key.clone(), Value::from(value.as_str())))
+        .collect();
+    Value::Object(named)
+}
+
 /// Bytes per message of the last window.
 fn average(throughput: f64, rate: f64) -> f64 {
     if rate > 0.0 { throughput / rate } else { 0.0 }
@@ -375,6 +384,9 @@ impl View<'_> {
                 put("deduplicationStatus", deduplication.into());
             }
         }
+        if let Some(epoch) = stats.epoch.filter(|_| self.persistent) {
+            put("topicEpoch", epoch.into());
+        }
         put("nonContiguousDeletedMessagesRanges", ranges.into());
         put("nonContiguousDeletedMessagesRangesSerializedSize", 0.into());
         put("delayedMessageIndexSizeInBytes", 0.into());
@@ -423,7 +435,7 @@ impl View<'_> {
             "address": format!("/{}", peer.address),
             "connectedSince": time(stats.connected_ms),
             "clientVersion": peer.client_version,
-            "metadata": {},
+            "metadata": texts(&stats.metadata),
         });
         if !self.persistent
             && let Some(object) = value.as_object_mut()
@@ -497,12 +509,7 @@ impl View<'_> {
         );
         put("nonContiguousDeletedMessagesRangesSerializedSize", 0.into());
         put("delayedMessageIndexSizeInBytes", 0.into());
-        let properties: Map<String, Value> = stats
-            .properties
-            .iter()
-            .map(|(key, value)| (key.clone(), Value::from(value.as_str())))
-            .collect();
-        put("subscriptionProperties", Value::Object(properties));
+        put("subscriptionProperties", texts(&stats.properties));
         for name in [
             "filterProcessedMsgCount",
             "filterAcceptedMsgCount",

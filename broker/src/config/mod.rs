@@ -236,6 +236,62 @@ settings! {
     broker_max_connections_per_ip: u64 = 0,
     "brokerMaxConnectionsPerIp" in 0..=10000000 as "connections", dynamic;
 
+    /// Producers and consumers that one connection may have open at once. 0: no limit.
+    max_clients_per_connection: u64 = 50_000,
+    "maxClientsPerConnection" in 0..=10000000 as "clients", dynamic;
+
+    /// Producers that one topic may have at once, unless a policy says otherwise. 0: no limit.
+    max_producers_per_topic: u64 = 0,
+    "maxProducersPerTopic" in 0..=10000000 as "producers", dynamic;
+
+    /// Producers from one address that one topic may have at once. 0: no limit.
+    max_same_address_producers_per_topic: u64 = 0,
+    "maxSameAddressProducersPerTopic" in 0..=10000000 as "producers", dynamic;
+
+    /// Consumers that one topic may have at once, unless a policy says otherwise. 0: no limit.
+    max_consumers_per_topic: u64 = 0,
+    "maxConsumersPerTopic" in 0..=10000000 as "consumers", dynamic;
+
+    /// Consumers from one address that one topic may have at once. 0: no limit.
+    max_same_address_consumers_per_topic: u64 = 0,
+    "maxSameAddressConsumersPerTopic" in 0..=10000000 as "consumers", dynamic;
+
+    /// Consumers that one subscription may have at once, unless a policy says otherwise. 0: no limit.
+    max_consumers_per_subscription: u64 = 0,
+    "maxConsumersPerSubscription" in 0..=10000000 as "consumers", dynamic;
+
+    /// Subscriptions that one topic may have, unless a policy says otherwise. 0: no limit.
+    max_subscriptions_per_topic: u64 = 0,
+    "maxSubscriptionsPerTopic" in 0..=10000000 as "subscriptions", dynamic;
+
+    /// Refuse producers that do not encrypt, and messages that are not encrypted, on every topic.
+    encryption_require_on_producer: bool = false,
+    "encryptionRequireOnProducer", dynamic;
+
+    /// Longest delay that a message may ask for, unless its namespace says otherwise. 0: no limit.
+    delayed_delivery_max_delay_in_millis: u64 = 0,
+    "delayedDeliveryMaxDelayInMillis" in 0..=9223372036854775807 as "milliseconds", dynamic;
+
+    /// Store a message that a producer sends again under the same sequence id once, unless a policy says otherwise.
+    broker_deduplication_enabled: bool = false,
+    "brokerDeduplicationEnabled", dynamic;
+
+    /// Producer names that deduplication remembers per topic. One more takes the place of the one that has been gone the longest, and is refused if all are connected.
+    broker_deduplication_max_number_of_producers: u64 = 10_000,
+    "brokerDeduplicationMaxNumberOfProducers" in 1..=10000000 as "producers", dynamic;
+
+    /// How long deduplication remembers a producer that is not connected. A start of the broker begins this time anew.
+    broker_deduplication_producer_inactivity_timeout_minutes: u64 = 360,
+    "brokerDeduplicationProducerInactivityTimeoutMinutes" in 1..=5256000 as "minutes", dynamic;
+
+    /// Accepted for compatibility, without effect: sequence ids are a part of the log itself, so no snapshot of them can be behind it.
+    broker_deduplication_entries_interval: u64 = 1000,
+    "brokerDeduplicationEntriesInterval" in 1..=2147483647 as "entries", dynamic;
+
+    /// Accepted for compatibility, without effect, as brokerDeduplicationEntriesInterval.
+    broker_deduplication_snapshot_interval_seconds: u64 = 120,
+    "brokerDeduplicationSnapshotIntervalSeconds" in 0..=2147483647 as "seconds", dynamic;
+
     /// Largest metadata of a consumer, its keys and values together.
     max_consumer_metadata_size: u64 = 1024,
     "maxConsumerMetadataSize" in 0..=1048576 as "bytes", dynamic;

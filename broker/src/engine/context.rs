@@ -6,10 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::admin::{Answer, Asker};
-use super::message::{CoreId, Message};
+use super::message::{CoreId, Message, TerminateError};
 use super::metadata::Metadata;
 use super::settings::{ServiceAddress, Settings};
 use crate::store::chunk::Chunk;
+use crate::store::log::Position;
 
 /// A connection of this core, as the runtime names it.
 #[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash, Debug)]
@@ -56,6 +57,8 @@ pub struct Effects {
     pub metadata: Vec<MetadataRequest>,
     /// Answers to administration.
     pub admin: Vec<(Asker, Answer)>,
+    /// Answers to `Engine::terminate`, by its token.
+    pub terminated: Vec<(u64, Result<Position, TerminateError>)>,
 }
 
 /// Counters since the start; the runtime turns them into metrics.

@@ -70,6 +70,30 @@ impl SendId {
     }
 }
 
+/// What a SEND says of itself that matters for limits and deduplication.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum SendKind {
+    /// A message or a batch.
+    Message,
+    /// A part of a message that is too large for one entry.
+    Chunk,
+    /// Not for consumers.
+    Marker,
+}
+
+/// How a producer shares its topic (PIP-68).
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum AccessMode {
+    /// With others.
+    Shared,
+    /// Alone, or not at all.
+    Exclusive,
+    /// Alone; it waits until it can.
+    WaitForExclusive,
+    /// Alone; whoever is there is fenced.
+    ExclusiveWithFencing,
+}
+
 /// The fields of PRODUCER that a topic looks at.
 #[derive(Debug)]
 pub struct OpenProducer {
@@ -81,6 +105,20 @@ pub struct OpenProducer {
     pub name: Option<String>,
     /// Rises with every reconnect of the client.
     pub epoch: u64,
+    /// How it shares the topic.
+    pub access: AccessMode,
+    /// The topic's epoch when it had the topic for itself before.
+    pub topic_epoch: Option<u64>,
+    /// It promises to encrypt its messages.
+    pub encrypted: bool,
+    /// The client's user chose the name.
+    pub user_named: bool,
+    /// Kept for statistics.
+    pub metadata: Vec<(String, String)>,
+    /// `host:port` of the client.
+    pub address: String,
+    /// Wall clock when it asked, milliseconds since 1970.
+    pub asked_ms: u64,
     /// The topic may be created.
     pub create: bool,
     /// A subscription to create from the earliest message, if it is missing.
@@ -144,6 +182,17 @@ pub enum SeekTarget {
     PublishTime(u64),
 }
 
+/// Why a topic could not be terminated.
+#[derive(Copy, Clone, Eq, PartialEq, Debug, thiserror::Error)]
+pub enum TerminateError {
+    /// There is no such topic.
+    #[error("the topic does not exist")]
+    NotFound,
+    /// The log cannot be written, now and until the broker is restarted.
+    #[error("the log cannot be written; the broker's own log names the cause")]
+    Log,
+}
+
 /// One entry on its way to a consumer.
 #[derive(Debug)]
 pub struct Delivery {
@@ -177,6 +226,7 @@ pub enum Message {
     Publish {
         send: SendId,
         num_messages: u32,
+        kind: SendKind,
         /// The session holds itself for [`Reason::TopicRate`] until the publish is charged: to be released once.
         awaits: bool,
         refused: Option<(ServerError, &'static str)>,
@@ -244,6 +294,20 @@ pub enum Message {
         request_id: u64,
         namespace: String,
     },
+    /// End a topic. Answered by [`Message::Terminated`] to core `from`.
+    Terminate {
+        from: CoreId,
+        token: u64,
+        topic: TopicName,
+    },
+
+    // Topic to core.
+    /// Answer to [`Message::Terminate`], once it is durable: the topic's last position, or why it did not end.
+    Terminated {
+        token: u64,
+        topic: TopicName,
+        result: Result<Position, TerminateError>,
+    },
 
     // Administration.
     /// A question of HTTP. Answered by an effect, or by [`Message::AdminAnswer`].
@@ -258,6 +322,13 @@ pub enum Message {
         request_id: u64,
         name: String,
         last_sequence_id: i64,
+        topic_epoch: Option<u64>,
+    },
+    /// The producer waits for its turn; [`Message::ProducerOpened`] follows, or a refusal.
+    ProducerQueued {
+        client: ClientRef,
+        request_id: u64,
+        name: String,
     },
     /// The producer was refused.
     ProducerRefused {
@@ -297,6 +368,8 @@ pub enum Message {
         request_id: Option<u64>,
         by_broker: bool,
     },
+    /// The consumer has everything that a finished topic has.
+    EndOfTopic { client: ClientRef },
     /// ACK_RESPONSE.
     Acked {
         client: ClientRef,
@@ -346,6 +419,7 @@ impl Message {
         matches!(
             self,
             Message::ProducerOpened { .. }
+                | Message::ProducerQueued { .. }
                 | Message::ProducerRefused { .. }
                 | Message::ProducerClosed { .. }
                 | Message::Receipt { .. }
@@ -354,6 +428,7 @@ impl Message {
                 | Message::ConsumerOpened { .. }
                 | Message::ConsumerRefused { .. }
                 | Message::ConsumerClosed { .. }
+                | Message::EndOfTopic { .. }
                 | Message::Acked { .. }
                 | Message::Disconnect { .. }
                 | Message::Deliver { .. }

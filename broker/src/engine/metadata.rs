@@ -5,11 +5,16 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::name::{Domain, TopicName};
+use super::schema::SchemaPolicy;
 
 /// Keys of namespaces: `namespace/TENANT/NAMESPACE`.
 pub const NAMESPACE: &str = "namespace/";
 /// Keys of partitioned topics: `partitioned/DOMAIN/TENANT/NAMESPACE/TOPIC`, the value is a [`PartitionedTopic`].
 pub const PARTITIONED: &str = "partitioned/";
+
+/// Keys of topics' own policies: `topic-policies/DOMAIN/TENANT/NAMESPACE/TOPIC`, a JSON document with Pulsar's names. The partitions of a topic
+/// share those of its base name.
+pub const TOPIC_POLICIES: &str = "topic-policies/";
 
 /// Keys of resource groups: `resource-group/NAME`, a JSON document.
 pub const RESOURCE_GROUP: &str = "resource-group/";
@@ -32,6 +37,22 @@ pub struct NamespacePolicy {
     pub resource_group: Option<String>,
     /// It is being deleted.
     pub deleted: bool,
+    /// Deduplication; `None` = the broker's default. So for the limits below.
+    pub deduplication: Option<bool>,
+    /// Messages must be encrypted.
+    pub encryption_required: bool,
+    /// Producers of a topic; 0 = no limit.
+    pub max_producers_per_topic: Option<u32>,
+    /// Consumers of a topic; 0 = no limit.
+    pub max_consumers_per_topic: Option<u32>,
+    /// Consumers of a subscription; 0 = no limit.
+    pub max_consumers_per_subscription: Option<u32>,
+    /// Subscriptions of a topic; 0 = no limit.
+    pub max_subscriptions_per_topic: Option<u32>,
+    /// Longest delay of a message, milliseconds; 0 = no limit.
+    pub max_delivery_delay_ms: Option<u64>,
+    /// Which schemas its topics take.
+    pub schema: SchemaPolicy,
 }
 
 /// A partitioned topic as the metadata store has it: the number of partitions in decimal, or a JSON document
@@ -73,6 +94,23 @@ impl PartitionedTopic {
     }
 }
 
+/// What the engine reads of a topic's own policies; `None` = what its namespace says.
+#[derive(Clone, Debug, Default)]
+pub struct TopicPolicy {
+    /// Deduplication.
+    pub deduplication: Option<bool>,
+    /// Producers; 0 = no limit.
+    pub max_producers: Option<u32>,
+    /// Consumers; 0 = no limit.
+    pub max_consumers: Option<u32>,
+    /// Consumers of a subscription; 0 = no limit.
+    pub max_consumers_per_subscription: Option<u32>,
+    /// Subscriptions; 0 = no limit.
+    pub max_subscriptions: Option<u32>,
+    /// Bytes of one entry; 0 = no limit but the broker's.
+    pub max_message_size: Option<u32>,
+}
+
 /// A replica of the metadata store's small tables, kept up to date by change notifications.
 #[derive(Default, Clone, Debug)]
 pub struct Metadata {
@@ -81,6 +119,8 @@ pub struct Metadata {
     groups: BTreeMap<String, Rate>,
     /// By key behind [`PARTITIONED`].
     partitioned: BTreeMap<String, u32>,
+    /// By key behind [`TOPIC_POLICIES`].
+    topics: BTreeMap<String, TopicPolicy>,
 }
 
 impl Metadata {
@@ -100,6 +140,13 @@ impl Metadata {
                     read_rate(&document(value), "publishRateInMsgs", "publishRateInBytes"),
                 ),
                 None => self.groups.remove(group),
+            };
+        } else if let Some(topic) = key.strip_prefix(TOPIC_POLICIES) {
+            match value {
+                Some(value) => self
+                    .topics
+                    .insert(topic.to_owned(), TopicPolicy::read(value)),
+                None => self.topics.remove(topic),
             };
         } else if let Some(topic) = key.strip_prefix(PARTITIONED) {
             match value.and_then(PartitionedTopic::read) {
@@ -128,6 +175,14 @@ impl Metadata {
                 || policy.resource_group.is_some()
         };
         self.namespaces.values().any(limited)
+    }
+
+    /// A topic's own policies.
+    pub fn topic_policy(&self, name: &TopicName) -> Option<&TopicPolicy> {
+        if self.topics.is_empty() {
+            return None;
+        }
+        self.topics.get(&strip_scheme(name.base()))
     }
 
     /// The publish rate of a resource group.
@@ -159,6 +214,7 @@ impl NamespacePolicy {
             .and_then(|rates| rates.as_object());
         let rate = rates.and_then(|rates| rates.values().next());
         NamespacePolicy {
+            schema: SchemaPolicy::read(&policies),
             publish_rate: rate.map(|rate| {
                 read_rate(
                     rate,
@@ -171,8 +227,43 @@ impl NamespacePolicy {
                 .get("resource_group_name")
                 .and_then(|name| name.as_str())
                 .map(str::to_owned),
+            deduplication: flag(&policies, "deduplicationEnabled"),
+            encryption_required: flag(&policies, "encryption_required").unwrap_or(false),
+            max_producers_per_topic: limit(&policies, "max_producers_per_topic"),
+            max_consumers_per_topic: limit(&policies, "max_consumers_per_topic"),
+            max_consumers_per_subscription: limit(&policies, "max_consumers_per_subscription"),
+            max_subscriptions_per_topic: limit(&policies, "max_subscriptions_per_topic"),
+            max_delivery_delay_ms: policies
+                .get("delayed_delivery_policies")
+                .and_then(|delayed| delayed.get("maxDeliveryDelayInMillis"))
+                .and_then(serde_json::Value::as_u64),
         }
     }
+}
+
+impl TopicPolicy {
+    /// Reads what is understood; a document that is none has no policies.
+    fn read(value: &Bytes) -> TopicPolicy {
+        let policies = document(value);
+        TopicPolicy {
+            deduplication: flag(&policies, "deduplicationEnabled"),
+            max_producers: limit(&policies, "maxProducers"),
+            max_consumers: limit(&policies, "maxConsumers"),
+            max_consumers_per_subscription: limit(&policies, "maxConsumersPerSubscription"),
+            max_subscriptions: limit(&policies, "maxSubscriptionsPerTopic"),
+            max_message_size: limit(&policies, "maxMessageSize"),
+        }
+    }
+}
+
+fn flag(policies: &serde_json::Value, name: &str) -> Option<bool> {
+    policies.get(name).and_then(serde_json::Value::as_bool)
+}
+
+/// A limit in a document; absent, null and negative numbers are none.
+fn limit(policies: &serde_json::Value, name: &str) -> Option<u32> {
+    let number = policies.get(name).and_then(serde_json::Value::as_u64)?;
+    Some(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
 fn document(value: &Bytes) -> serde_json::Value {

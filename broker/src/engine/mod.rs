@@ -10,6 +10,7 @@ pub mod metadata;
 pub mod name;
 pub mod output;
 mod reply;
+pub mod schema;
 mod session;
 pub mod settings;
 pub mod time;
@@ -23,8 +24,9 @@ use bytes::Bytes;
 use vela_codec::{FRAME_PADDING, Frame};
 
 pub use self::context::{ConnId, Context, Counters, Effects, MetadataRequest};
-pub use self::message::{CoreId, Message};
+pub use self::message::{CoreId, Message, TerminateError};
 pub use self::metadata::Metadata;
+use self::name::TopicName;
 pub use self::output::OutBuf;
 use self::session::Sessions;
 pub use self::session::throttling::ReadRule;
@@ -257,6 +259,15 @@ impl Engine {
         self.cx.metadata.apply(key, value);
         self.cx.look_for_rates();
         self.cx.policies_changed = true;
+    }
+
+    /// Terminates a topic, on whatever core it lives: it takes no message any more. The answer, once that is durable, comes with the token in
+    /// [`Effects::terminated`] of this engine: the topic's last position (the same again for a topic that has ended already), or why not.
+    pub fn terminate(&mut self, token: u64, topic: TopicName) {
+        let core = self.cx.core_of_shard(topic.shard(self.cx.shards));
+        let from = self.cx.core;
+        self.cx
+            .post(core, Message::Terminate { from, token, topic });
     }
 
     /// Carries out what is due.

@@ -43,6 +43,7 @@ pub(crate) fn producer_success(
     request_id: u64,
     name: String,
     last_sequence_id: i64,
+    topic_epoch: Option<u64>,
 ) -> BaseCommand {
     BaseCommand {
         producer_success: Some(proto::CommandProducerSuccess {
@@ -50,11 +51,20 @@ pub(crate) fn producer_success(
             producer_name: name,
             last_sequence_id: Some(last_sequence_id),
             schema_version: Some(Default::default()),
-            topic_epoch: None,
+            topic_epoch,
             producer_ready: Some(true),
         }),
         ..base(Type::ProducerSuccess)
     }
+}
+
+/// The early answer to a producer that waits for its turn.
+pub(crate) fn producer_queued(request_id: u64, name: String) -> BaseCommand {
+    let mut answer = producer_success(request_id, name, -1, None);
+    if let Some(success) = &mut answer.producer_success {
+        success.producer_ready = Some(false);
+    }
+    answer
 }
 
 pub(crate) fn close_producer(producer_id: u64) -> BaseCommand {
@@ -65,6 +75,13 @@ pub(crate) fn close_producer(producer_id: u64) -> BaseCommand {
             ..Default::default()
         }),
         ..base(Type::CloseProducer)
+    }
+}
+
+pub(crate) fn end_of_topic(consumer_id: u64) -> BaseCommand {
+    BaseCommand {
+        reached_end_of_topic: Some(proto::CommandReachedEndOfTopic { consumer_id }),
+        ..base(Type::ReachedEndOfTopic)
     }
 }
 

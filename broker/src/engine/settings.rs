@@ -62,6 +62,30 @@ pub struct Settings {
     pub managed_ledger_max_ledger_rollover_time_ms: u64,
     /// Size at which a ledger is closed, bytes.
     pub managed_ledger_max_size_per_ledger: u64,
+    /// Producers and consumers of one connection; 0 = no limit.
+    pub max_clients_per_connection: u32,
+    /// Producers of a topic at once; 0 = no limit. Policies win.
+    pub max_producers_per_topic: u32,
+    /// The same from one address; 0 = no limit.
+    pub max_same_address_producers_per_topic: u32,
+    /// Consumers of a topic at once; 0 = no limit. Policies win.
+    pub max_consumers_per_topic: u32,
+    /// The same from one address; 0 = no limit.
+    pub max_same_address_consumers_per_topic: u32,
+    /// Consumers of a subscription at once; 0 = no limit. Policies win.
+    pub max_consumers_per_subscription: u32,
+    /// Subscriptions of a topic; 0 = no limit. Policies win.
+    pub max_subscriptions_per_topic: u32,
+    /// Producers must encrypt, whatever policies say.
+    pub encryption_require_on_producer: bool,
+    /// Longest delay of a message, milliseconds; 0 = no limit. A namespace's own wins.
+    pub delayed_delivery_max_delay_in_millis: u64,
+    /// Topics tell messages apart by their sequence ids, unless policies say otherwise.
+    pub broker_deduplication_enabled: bool,
+    /// Producer names that deduplication remembers per topic.
+    pub broker_deduplication_max_number_of_producers: u32,
+    /// How long it remembers one that is not connected, milliseconds.
+    pub broker_deduplication_producer_inactivity_timeout_ms: u64,
     /// Metadata of a consumer (names and values), bytes.
     pub max_consumer_metadata_size: u32,
     /// Entries a Shared consumer gets in one turn.
@@ -93,6 +117,18 @@ impl Default for Settings {
             managed_ledger_max_entries_per_ledger: 50_000,
             managed_ledger_max_ledger_rollover_time_ms: 4 * 3600 * 1000,
             managed_ledger_max_size_per_ledger: 2 << 30,
+            max_clients_per_connection: 50_000,
+            max_producers_per_topic: 0,
+            max_same_address_producers_per_topic: 0,
+            max_consumers_per_topic: 0,
+            max_same_address_consumers_per_topic: 0,
+            max_consumers_per_subscription: 0,
+            max_subscriptions_per_topic: 0,
+            encryption_require_on_producer: false,
+            delayed_delivery_max_delay_in_millis: 0,
+            broker_deduplication_enabled: false,
+            broker_deduplication_max_number_of_producers: 10_000,
+            broker_deduplication_producer_inactivity_timeout_ms: 360 * 60_000,
             max_consumer_metadata_size: 1024,
             dispatcher_max_round_robin_batch_size: 20,
             checkpoint_interval_bytes: 128 << 20,

@@ -203,6 +203,22 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         managed_ledger_max_size_per_ledger: settings
             .managed_ledger_max_size_per_ledger_mbytes
             .saturating_mul(1 << 20),
+        max_clients_per_connection: to_u32(settings.max_clients_per_connection),
+        max_producers_per_topic: to_u32(settings.max_producers_per_topic),
+        max_same_address_producers_per_topic: to_u32(settings.max_same_address_producers_per_topic),
+        max_consumers_per_topic: to_u32(settings.max_consumers_per_topic),
+        max_same_address_consumers_per_topic: to_u32(settings.max_same_address_consumers_per_topic),
+        max_consumers_per_subscription: to_u32(settings.max_consumers_per_subscription),
+        max_subscriptions_per_topic: to_u32(settings.max_subscriptions_per_topic),
+        encryption_require_on_producer: settings.encryption_require_on_producer,
+        delayed_delivery_max_delay_in_millis: settings.delayed_delivery_max_delay_in_millis,
+        broker_deduplication_enabled: settings.broker_deduplication_enabled,
+        broker_deduplication_max_number_of_producers: to_u32(
+            settings.broker_deduplication_max_number_of_producers,
+        ),
+        broker_deduplication_producer_inactivity_timeout_ms: settings
+            .broker_deduplication_producer_inactivity_timeout_minutes
+            .saturating_mul(60_000),
         max_consumer_metadata_size: to_u32(settings.max_consumer_metadata_size),
         dispatcher_max_round_robin_batch_size: to_u32(
             settings.dispatcher_max_round_robin_batch_size,

@@ -142,21 +142,24 @@ async fn serve<E: CoreEngine, S: Storage<E>>(core: Rc<RefCell<Core<E, S>>>, key:
     poll_fn(|cx| core.borrow_mut().poll_conn(key, cx)).await;
 }
 
-/// The task that beats: timers, the read gate's tick, and the end of wrong parks.
+/// The task that beats: timers, the read gate's tick, and the end of wrong parks. At most one beat per poll, for what a
+/// beat asks for is done by other tasks: one that is due again at once must not keep them from their turn.
 async fn heart<E: CoreEngine, S: Storage<E>>(core: Rc<RefCell<Core<E, S>>>) {
     let mut timer = Timer::new(Duration::from_millis(1));
     poll_fn(|cx| {
-        loop {
-            let mut core = core.borrow_mut();
+        let mut core = core.borrow_mut();
+        for beaten in [false, true] {
             let Some(pause_us) = core.arm_heart(cx.waker()) else {
                 return Poll::Ready(());
             };
             timer.reset(Duration::from_micros(pause_us));
             match Pin::new(&mut timer).poll(cx) {
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => break,
+                Poll::Ready(_) if beaten => cx.waker().wake_by_ref(),
                 Poll::Ready(_) => core.beat(),
             }
         }
+        Poll::Pending
     })
     .await;
 }

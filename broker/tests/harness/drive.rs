@@ -281,6 +281,7 @@ impl World {
                 self.mail[usize::from(index * self.config.cores) + to].push_back(batch);
             }
         }
+        self.terminated.extend(effects.terminated);
         for (shard, chunk) in effects.writes {
             self.shards[shard as usize].queue.push_back(chunk);
             self.submit(shard);

@@ -25,10 +25,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use bytes::{Bytes, BytesMut};
 use vela_broker::engine::{
     ConnId, CoreId, Engine, EngineConfig, Message, Metadata, MetadataRequest, Now, ServiceAddress,
-    Settings,
+    Settings, TerminateError,
 };
 use vela_broker::store::chunk::Chunk;
-use vela_broker::store::log::{Lane, LaneConfig, LaneState, Record, recover_lane};
+use vela_broker::store::log::{Lane, LaneConfig, LaneState, Position, Record, recover_lane};
 use vela_broker::store::memory::{Kept, MemoryOptions, MemoryWal};
 use vela_broker::store::wal::{Recovery, Space, Wal, WalError};
 use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder, Sizes};
@@ -229,6 +229,8 @@ pub struct World {
     /// Segments dropped.
     pub dropped_segments: u64,
     pub checkpoints_done: u64,
+    /// Answers to terminations, by token.
+    pub terminated: Vec<(u64, Result<Position, TerminateError>)>,
     /// Reads that went to the log because the entry was not in memory.
     pub reads_done: u64,
 }
@@ -269,6 +271,7 @@ impl World {
             step_count: 0,
             dropped_segments: 0,
             checkpoints_done: 0,
+            terminated: Vec::new(),
             reads_done: 0,
             config,
         };
@@ -473,6 +476,20 @@ impl World {
         self.shards[shard as usize]
             .wal
             .fail_next(WalError::Unavailable("input/output error".into()));
+    }
+
+    /// Terminates a topic through the engine of `core`, and does whatever there is to do.
+    pub fn terminate(
+        &mut self,
+        core: CoreId,
+        topic: &str,
+    ) -> Option<Result<Position, TerminateError>> {
+        let name = vela_broker::engine::name::TopicName::parse(topic).unwrap();
+        let token = self.step_count + 1;
+        self.engine_mut(core).terminate(token, name);
+        self.run_until_idle();
+        let at = self.terminated.iter().position(|(t, _)| *t == token)?;
+        Some(self.terminated.remove(at).1)
     }
 
     /// Changes the metadata store from outside the broker.

@@ -23,3 +23,4 @@ mod rng;
 mod runs;
 mod sim;
 mod sources;
+mod terminate;

@@ -103,6 +103,8 @@ pub struct TopicStats {
     pub deduplication: bool,
     /// Connected producers.
     pub publishers: Vec<ProducerStats>,
+    /// The topic's epoch, if a producer ever had it for itself.
+    pub epoch: Option<u64>,
     /// Producers that wait for exclusive access.
     pub waiting_publishers: u64,
     /// Subscriptions by name.
@@ -118,6 +120,8 @@ pub struct ProducerStats {
     pub id: u64,
     /// Its name.
     pub name: String,
+    /// What its client says of itself.
+    pub metadata: Vec<(String, String)>,
     /// As Pulsar names it.
     pub access_mode: &'static str,
     /// Messages per second.

@@ -2,7 +2,7 @@
 
 use super::{Client, ClientState, Session};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Message, OpenConsumer, OpenProducer};
+use crate::engine::message::{AccessMode, ClientRef, Message, OpenConsumer, OpenProducer};
 use crate::engine::metadata::PartitionCheck;
 use crate::engine::name::{Domain, TopicName};
 use crate::engine::reply;
@@ -15,7 +15,9 @@ const AUTO_CONSUME: i32 = proto::schema::Type::AutoConsume as i32;
 /// Longest name of a subscription, producer or consumer, bytes, as for topics: a bound on what one name can hold in memory, and on
 /// what a short question can be answered with.
 const MAX_NAME: usize = 4096;
-/// Most bytes of the properties of a subscription.
+/// Since this protocol version a peer understands REACHED_END_OF_TOPIC.
+const END_OF_TOPIC_VERSION: i32 = 9;
+/// Most bytes of the properties of a subscription, and of the metadata of a producer.
 const MAX_PROPERTIES: usize = 64 << 10;
 
 /// Subscription names that the broker keeps for itself.
@@ -71,11 +73,27 @@ impl Session {
         }
     }
 
+    /// May the connection have one more producer or consumer?
+    fn check_clients(&self, cx: &Context) -> Result<(), (ServerError, String)> {
+        let limit = cx.settings.max_clients_per_connection as usize;
+        let clients = self.producers.len() + self.consumers.len();
+        if limit == 0 || clients < limit {
+            return Ok(());
+        }
+        Err((
+            ServerError::NotAllowedError,
+            format!(
+                "The connection has {clients} producers and consumers, maxClientsPerConnection is {limit}: close some, or open another connection"
+            ),
+        ))
+    }
+
     pub(super) fn open_producer(
         &mut self,
         cx: &mut Context,
         producer: proto::CommandProducer,
         frame: Frame,
+        now: Now,
     ) {
         let (id, request_id) = (producer.producer_id, producer.request_id);
         match self.producers.get(&id).map(|client| &client.state) {
@@ -94,8 +112,14 @@ impl Session {
             Some(ClientState::Open {
                 name,
                 last_sequence_id,
+                topic_epoch,
             }) => {
-                let answer = reply::producer_success(request_id, name.clone(), *last_sequence_id);
+                let answer = reply::producer_success(
+                    request_id,
+                    name.clone(),
+                    *last_sequence_id,
+                    *topic_epoch,
+                );
                 return self.send(cx, &answer);
             }
             None => {}
@@ -104,12 +128,11 @@ impl Session {
             Ok(checked) => checked,
             Err((error, message)) => return self.send_error(cx, request_id, error, message),
         };
-        if producer
-            .producer_access_mode
-            .is_some_and(|mode| (1..=3).contains(&mode))
+        if let Err((error, message)) = self
+            .check_clients(cx)
+            .and_then(|()| check_producer(&producer))
         {
-            let text = "Only producer access mode Shared is served by this version";
-            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
+            return self.send_error(cx, request_id, error, message);
         }
         if producer.schema.is_some() {
             let text = "Schemas are not served by this version; create the producer without one";
@@ -148,6 +171,22 @@ impl Session {
             request_id,
             name: producer.producer_name,
             epoch: producer.epoch.unwrap_or(0),
+            access: match producer.producer_access_mode {
+                Some(1) => AccessMode::Exclusive,
+                Some(2) => AccessMode::WaitForExclusive,
+                Some(3) => AccessMode::ExclusiveWithFencing,
+                _ => AccessMode::Shared,
+            },
+            topic_epoch: producer.topic_epoch,
+            encrypted: producer.encrypted.unwrap_or(false),
+            user_named: producer.user_provided_producer_name.unwrap_or(true),
+            metadata: producer
+                .metadata
+                .into_iter()
+                .map(|p| (p.key, p.value))
+                .collect(),
+            address: self.peer.to_string(),
+            asked_ms: now.wall_ms,
             create,
             initial_subscription,
         };
@@ -202,7 +241,10 @@ impl Session {
             Ok(checked) => checked,
             Err((error, message)) => return self.send_error(cx, request_id, error, message),
         };
-        if let Err((error, message)) = check_subscribe(cx, &subscribe) {
+        if let Err((error, message)) = self
+            .check_clients(cx)
+            .and_then(|()| check_subscribe(cx, &subscribe))
+        {
             return self.send_error(cx, request_id, error, message);
         }
         let core = cx.core_of_shard(topic.shard(cx.shards));
@@ -282,6 +324,7 @@ impl Session {
                 request_id,
                 name,
                 last_sequence_id,
+                topic_epoch,
                 ..
             } => {
                 if let Some(entry) = self
@@ -293,12 +336,18 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: name.clone(),
                         last_sequence_id,
+                        topic_epoch,
                     };
                 }
                 self.send(
                     cx,
-                    &reply::producer_success(request_id, name, last_sequence_id),
+                    &reply::producer_success(request_id, name, last_sequence_id, topic_epoch),
                 );
+            }
+            Message::ProducerQueued {
+                request_id, name, ..
+            } if current(&self.producers) => {
+                self.send(cx, &reply::producer_queued(request_id, name));
             }
             Message::ProducerRefused {
                 request_id,
@@ -345,10 +394,16 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: String::new(),
                         last_sequence_id: -1,
+                        topic_epoch: None,
                     };
                 }
                 self.out.encode(|buf| encode::success(buf, request_id));
                 self.touch(cx);
+            }
+            Message::EndOfTopic { .. }
+                if current(&self.consumers) && self.version >= END_OF_TOPIC_VERSION =>
+            {
+                self.send(cx, &reply::end_of_topic(id));
             }
             Message::ConsumerRefused {
                 request_id,
@@ -403,6 +458,29 @@ fn check_name(what: &str, name: Option<&str>) -> Result<(), (ServerError, String
             format!("{what} name is {len} bytes, at most {MAX_NAME} are taken; use a shorter one"),
         )),
     }
+}
+
+fn check_producer(producer: &proto::CommandProducer) -> Result<(), (ServerError, String)> {
+    let size: usize = producer
+        .metadata
+        .iter()
+        .map(|p| p.key.len() + p.value.len() + std::mem::size_of_val(p))
+        .sum();
+    if size > MAX_PROPERTIES {
+        return Err((
+            ServerError::MetadataError,
+            format!("Producer metadata takes {size} bytes, at most {MAX_PROPERTIES} are taken"),
+        ));
+    }
+    if let Some(epoch) = producer.topic_epoch
+        && i64::try_from(epoch).is_err()
+    {
+        return Err((
+            ServerError::NotAllowedError,
+            format!("Topic epoch {epoch} is none: epochs are below 2^63"),
+        ));
+    }
+    Ok(())
 }
 
 fn check_subscribe(

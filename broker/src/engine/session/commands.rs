@@ -8,6 +8,7 @@ use super::{ClientState, Session, Stage};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, SeekTarget};
 use crate::engine::reply;
+use crate::engine::time::Now;
 use crate::store::log::Position;
 
 /// The newest protocol version this broker knows.
@@ -18,7 +19,7 @@ const SERVER_VERSION: &str = concat!("Pulsar Server (Vela ", env!("CARGO_PKG_VER
 const NO_CONSUMER: &str = "Consumer not found on this connection";
 
 impl Session {
-    pub(super) fn command(&mut self, cx: &mut Context, kind: Type, frame: Frame) {
+    pub(super) fn command(&mut self, cx: &mut Context, kind: Type, frame: Frame, now: Now) {
         let Ok(command) = decode_command(frame.command()) else {
             return self.protocol_error(cx);
         };
@@ -32,7 +33,7 @@ impl Session {
         match kind {
             Type::Producer => {
                 if let Some(producer) = command.producer {
-                    self.open_producer(cx, producer, frame);
+                    self.open_producer(cx, producer, frame, now);
                 }
             }
             Type::CloseProducer => {

@@ -45,7 +45,11 @@ enum ClientState {
     /// Sent to its topic; the answer is on its way. Commands follow it there in order.
     Opening,
     /// Open. For a producer: what a repeated PRODUCER is answered with.
-    Open { name: String, last_sequence_id: i64 },
+    Open {
+        name: String,
+        last_sequence_id: i64,
+        topic_epoch: Option<u64>,
+    },
     /// The client closed it; the topic has not finished.
     Closing,
 }
@@ -302,7 +306,7 @@ impl Sessions {
             (Stage::Connected, Type::Send) => session.publish(cx, frame, now),
             (Stage::Connected, Type::Flow) => session.flow(cx, &frame),
             (Stage::Connected, Type::Ack) => session.ack(cx, &frame),
-            _ => session.command(cx, kind, frame),
+            _ => session.command(cx, kind, frame, now),
         }
     }
 
@@ -480,12 +484,14 @@ impl Sessions {
     fn client_message(&mut self, cx: &mut Context, message: Message, now: Now) {
         let client = match &message {
             Message::ProducerOpened { client, .. }
+            | Message::ProducerQueued { client, .. }
             | Message::ProducerRefused { client, .. }
             | Message::ProducerClosed { client, .. }
             | Message::NoSuchProducer { client }
             | Message::ConsumerOpened { client, .. }
             | Message::ConsumerRefused { client, .. }
-            | Message::ConsumerClosed { client, .. } => *client,
+            | Message::ConsumerClosed { client, .. }
+            | Message::EndOfTopic { client } => *client,
             _ => return,
         };
         let Some(session) = self.find(client.session) else {

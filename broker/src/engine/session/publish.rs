@@ -5,7 +5,7 @@ use vela_proto::{ServerError, command_ack::AckType};
 
 use super::{ClientState, Session};
 use crate::engine::context::Context;
-use crate::engine::message::{AckedId, Message, SendId};
+use crate::engine::message::{AckedId, Message, SendId, SendKind};
 use crate::engine::time::Now;
 use crate::store::log::Position;
 
@@ -75,6 +75,11 @@ impl Session {
                     bytes,
                 },
                 num_messages,
+                kind: match (send.marker, send.is_chunk) {
+                    (true, _) => SendKind::Marker,
+                    (_, true) => SendKind::Chunk,
+                    _ => SendKind::Message,
+                },
                 awaits,
                 refused,
                 frame,

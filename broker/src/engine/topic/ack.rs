@@ -64,6 +64,7 @@ impl Topics {
         } else {
             self.ack_individually(cx, slot, sub_slot, consumer, ids, now)
         };
+        self.announce_end(cx, slot, sub_slot);
         if let Some(seat) = self.lanes.get_mut(lane)
             && seat.is_full()
             && seat.hold(client.session)

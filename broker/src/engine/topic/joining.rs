@@ -54,6 +54,8 @@ impl Topics {
                 format!("Topic {} does not exist", open.topic),
             );
         };
+        self.check_consumer_limits(cx, slot, &open.subscription, &open.address, now)
+            .map_err(|(error, message)| (request_id, error, message))?;
         let (Some(topic), lanes) = (self.topics.get_mut(slot as usize), &mut self.lanes) else {
             return Ok(());
         };

@@ -8,7 +8,7 @@ use vela_proto::ServerError;
 
 use super::Topics;
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, CoreId, Message, SendId, SessionRef};
+use crate::engine::message::{ClientRef, CoreId, Message, SendId, SessionRef, TerminateError};
 use crate::engine::reply;
 use crate::engine::session::throttling::{hold, release};
 use crate::engine::time::Now;
@@ -151,7 +151,7 @@ impl LaneSeat {
     }
 
     /// Nothing will become durable any more.
-    fn is_broken(&self) -> bool {
+    pub(super) fn is_broken(&self) -> bool {
         self.failure
             .as_ref()
             .is_some_and(|failure| !matches!(failure, WalError::Full { .. }))
@@ -183,6 +183,7 @@ impl Topics {
                 let asker = match &message {
                     Message::Acked { client, .. }
                     | Message::ProducerOpened { client, .. }
+                    | Message::ProducerQueued { client, .. }
                     | Message::ConsumerOpened { client, .. } => Some(client.session),
                     Message::Reply { session, .. } => Some(*session),
                     _ => None,
@@ -203,6 +204,9 @@ impl Topics {
 
     /// Posts an answer whose part of the log is durable.
     fn answer(&mut self, cx: &mut Context, core: CoreId, message: Message) {
+        if let Message::Terminated { topic, .. } = &message {
+            self.terminated(cx, topic);
+        }
         let message = match message {
             Message::ConsumerOpened { client, request_id } if !self.consumer_opened(client) => {
                 Message::ConsumerRefused {
@@ -233,6 +237,9 @@ impl Topics {
             },
             Message::ProducerOpened {
                 client, request_id, ..
+            }
+            | Message::ProducerQueued {
+                client, request_id, ..
             } => {
                 self.close_producer(cx, client, None);
                 Message::ProducerRefused {
@@ -254,6 +261,11 @@ impl Topics {
             Message::AdminAnswer { asker, .. } => Message::AdminAnswer {
                 asker,
                 answer: Box::new(crate::engine::admin::Answer::Failed(BROKEN.into())),
+            },
+            Message::Terminated { token, topic, .. } => Message::Terminated {
+                token,
+                topic,
+                result: Err(TerminateError::Log),
             },
             Message::Reply { session, command } => match &command.success {
                 Some(success) => Message::Reply {

@@ -1,18 +1,23 @@
 //! Topics: the producers, subscriptions and log positions of the names that fall to this core.
 
+mod access;
 mod ack;
 mod admin;
 mod chunks;
+mod dedup;
 mod dispatch;
 mod joining;
 mod lanes;
+mod limits;
 mod meter;
 mod openings;
 mod operation;
 mod producer;
+mod publish;
 pub(super) mod rates;
 mod stats;
 mod subscription;
+mod terminate;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,9 +27,12 @@ use slab::Slab;
 use vela_limiter::Reason;
 use vela_proto::ServerError;
 
+use self::access::Access;
 use self::admin::Inquiry;
+use self::dedup::{Gone, Sweep};
 pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
+use self::limits::Limits;
 use self::meter::Traffic;
 use self::openings::{ProbeFor, Seat};
 use self::operation::Operation;
@@ -51,6 +59,12 @@ pub(super) struct Topic {
     /// The last durable entry: consumers see the topic up to here.
     pub(super) confirmed: Position,
     producers: Slab<Producer>,
+    /// Who may produce.
+    access: Access,
+    /// What settings and policies say; `None` before anybody looked.
+    limits: Option<Limits>,
+    /// Producers that deduplication remembers and that are not connected.
+    gone: Gone,
     /// Producers by their names.
     producer_names: FxHashMap<String, u32>,
     subs: Slab<Subscription>,
@@ -66,6 +80,10 @@ pub(super) struct Topic {
     inquiries: Vec<Inquiry>,
     /// It was deleted; its slot stays taken until nothing in the log's queue names it.
     deleted: bool,
+    /// It was terminated, and that is durable.
+    ended: bool,
+    /// Subscriptions whose consumers know that nothing more comes.
+    end_told: BTreeSet<u32>,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
     /// Its resource group among the core's.
@@ -83,6 +101,9 @@ impl Topic {
             slot,
             confirmed: state.ledgers.last().unwrap_or(Position::EARLIEST),
             producers: Slab::new(),
+            access: Access::new(&state),
+            limits: None,
+            gone: Gone::default(),
             producer_names: FxHashMap::default(),
             subs: Slab::new(),
             sub_names: BTreeMap::new(),
@@ -92,6 +113,8 @@ impl Topic {
             entries_added: 0,
             inquiries: Vec::new(),
             deleted: false,
+            ended: state.terminated.is_some(),
+            end_told: BTreeSet::new(),
             rate: None,
             group: None,
             rate_limited: 0,
@@ -172,6 +195,9 @@ pub(super) struct Topics {
     probes: BTreeMap<u64, (ClientRef, ProbeFor)>,
     next_probe: u64,
     rates: Rates,
+    sweep: Sweep,
+    /// The time of the last message or tick.
+    clock: Now,
     /// Topics to look at before the turn ends.
     dirty: Vec<u32>,
     /// Non-durable subscriptions that wait for their consumer: deadline, topic, subscription.
@@ -193,6 +219,8 @@ impl Topics {
             probes: BTreeMap::new(),
             next_probe: 0,
             rates: Rates::new(rates),
+            sweep: Sweep::default(),
+            clock: Now::default(),
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
         };
@@ -279,6 +307,7 @@ impl Topics {
 
     /// A message from a session, or from another topic's core.
     pub(super) fn message(&mut self, cx: &mut Context, message: Message, now: Now) {
+        self.clock = now;
         let Some(message) = self.behind_waiting(cx, message, now) else {
             return;
         };
@@ -286,11 +315,12 @@ impl Topics {
             Message::Publish {
                 send,
                 num_messages,
+                kind,
                 awaits,
                 refused,
                 frame,
             } => {
-                self.publish(cx, send, num_messages, refused, &frame, now);
+                self.publish(cx, send, num_messages, kind, refused, &frame, now);
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
@@ -298,7 +328,10 @@ impl Topics {
                     cx.post(session.core, free);
                 }
             }
-            Message::Flow { client, permits } => self.flow(client, permits),
+            Message::Flow { client, permits } => {
+                self.flow(client, permits);
+                self.end_on_flow(cx, client);
+            }
             Message::Ack {
                 client,
                 ids,
@@ -332,6 +365,10 @@ impl Topics {
                 self.consumer_stats(cx, client, request_id, now)
             }
             Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
+            Message::Terminate { from, token, topic } => self.terminate(cx, from, token, topic),
+            Message::Terminated { token, result, .. } => {
+                cx.effects.terminated.push((token, result));
+            }
             Message::FindTopic {
                 session,
                 request_id,
@@ -418,6 +455,7 @@ impl Topics {
                 self.poll_operations(cx, slot, now);
                 self.poll_inquiries(cx, slot, now);
                 self.dispatch(cx, slot, now);
+                self.announce_ends(cx, slot);
             }
         }
         // Keeps the allocation; a topic that was marked meanwhile is looked at in the next round.
@@ -432,15 +470,17 @@ impl Topics {
 
     pub(super) fn next_wakeup(&self) -> Option<u64> {
         let orphans = self.orphans.first().map(|(at, _, _)| *at);
-        match (orphans, self.rates.next_wakeup()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        [orphans, self.rates.next_wakeup(), self.sweep.next_wakeup()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Carries out what is due: connections that waited for a rate go on, non-durable subscriptions whose consumer did not come back end.
     pub(super) fn tick(&mut self, cx: &mut Context, now: Now) {
+        self.clock = now;
         self.tick_rates(cx, now);
+        self.sweep_sequences(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;

@@ -35,6 +35,10 @@ pub(super) enum Seat {
         producer: u32,
     },
     Consumer(ConsumerSeat),
+    /// A producer that waits until it can have its topic for itself.
+    Queued {
+        topic: u32,
+    },
     /// Its opening is being decided; what it sends meanwhile waits in order.
     Waiting {
         probe: u64,
@@ -59,7 +63,8 @@ fn weight(message: &Message) -> usize {
 
 /// What a liveness probe decides about.
 pub(super) enum ProbeFor {
-    Producer(Box<OpenProducer>, String),
+    /// The producer, and why it is refused if the holder is alive.
+    Producer(Box<OpenProducer>, (ServerError, String)),
     Consumer(Box<OpenConsumer>, String),
 }
 
@@ -211,12 +216,12 @@ impl Topics {
         match what {
             ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
             ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
-            ProbeFor::Producer(open, message) => {
+            ProbeFor::Producer(open, (error, message)) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ProducerRefused {
                     client,
                     request_id: open.request_id,
-                    error: ServerError::ProducerBusy,
+                    error,
                     message,
                 };
                 cx.post(client.session.core, refused);

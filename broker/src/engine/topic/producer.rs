@@ -1,17 +1,15 @@
-//! Producers of a topic: names, publishing, receipts in order.
+//! Producers of a topic: who they are, how they come and go.
 
-use vela_codec::Frame;
 use vela_proto::ServerError;
 
-use super::lanes::Pending;
+use super::access::Verdict;
+use super::limits::host;
 use super::meter::Traffic;
 use super::{ProbeFor, Seat, Topics, subscription};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Message, OpenProducer, SendId};
-use crate::engine::session::throttling::hold;
+use crate::engine::message::{ClientRef, Message, OpenProducer};
 use crate::engine::time::Now;
-use crate::store::log::{Position, Record};
-use vela_limiter::Reason;
+use crate::store::log::{Position, SequenceId};
 
 /// A producer that is connected.
 #[derive(Debug)]
@@ -22,11 +20,18 @@ pub(super) struct Producer {
     pub(super) pending: u32,
     /// The client closed it: answer this when `pending` is 0.
     pub(super) closing: Option<u64>,
-    /// Wall clock when it was opened, milliseconds.
-    pub(super) connected_ms: u64,
     /// What it published.
     pub(super) inbound: Traffic,
+    /// Its number in the topic's sequences, with deduplication.
+    pub(super) sequence: Option<SequenceId>,
+    /// It promised to encrypt.
+    pub(super) encrypted: bool,
+    /// How it came, for statistics: address, metadata, access mode, whether the client chose the name.
+    pub(super) open: Box<OpenProducer>,
 }
+
+/// The request, the error and its text.
+type Refusal = (u64, ServerError, String);
 
 impl Topics {
     pub(super) fn open_producer(
@@ -36,47 +41,102 @@ impl Topics {
         open: Box<OpenProducer>,
         now: Now,
     ) {
-        let request_id = open.request_id;
-        let refuse = |cx: &mut Context, error, message: String| {
-            cx.post(
-                client.session.core,
-                Message::ProducerRefused {
-                    client,
-                    request_id,
-                    error,
-                    message,
-                },
-            );
-        };
-        let Some(slot) = self.find_or_create(cx, &open.topic, open.create, now) else {
+        if let Err((request_id, error, message)) = self.try_open_producer(cx, client, open, now) {
             self.drop_seat(cx, client, now);
+            let refused = Message::ProducerRefused {
+                client,
+                request_id,
+                error,
+                message,
+            };
+            cx.post(client.session.core, refused);
+        }
+    }
+
+    /// Checks in the order of Pulsar 5.0.1: existence, limit, encryption, access mode, end, address, name.
+    fn try_open_producer(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        mut open: Box<OpenProducer>,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        let request_id = open.request_id;
+        let refuse = |error, message: String| Err((request_id, error, message));
+        let Some(slot) = self.find_or_create(cx, &open.topic, open.create, now) else {
             return refuse(
-                cx,
                 ServerError::TopicNotFound,
                 format!("Topic {} does not exist", open.topic),
             );
         };
+        self.take_limits(cx, slot, now);
         let Some(topic) = self.topics.get_mut(slot as usize) else {
-            return;
+            return Ok(());
         };
+        let limits = topic.limits.unwrap_or_default();
+        let holder = open.name.as_ref().and_then(|name| {
+            let index = topic.producer_names.get(name)?;
+            Some(topic.producers.get(*index as usize)?.client)
+        });
+        if limits.producers > 0
+            && holder.is_none()
+            && topic.producers.len() >= limits.producers as usize
+        {
+            let text = format!(
+                "Topic {} reached max producers limit: maxProducersPerTopic is {}",
+                topic.name, limits.producers
+            );
+            return refuse(ServerError::ProducerBusy, text);
+        }
+        if limits.encryption && !open.encrypted {
+            let text = format!("Encryption is required in {}", topic.name);
+            return refuse(ServerError::MetadataError, text);
+        }
         if topic.state.terminated.is_some() {
             let text = format!("Topic {} was terminated", topic.name);
-            self.drop_seat(cx, client, now);
-            return refuse(cx, ServerError::TopicTerminatedError, text);
+            return refuse(ServerError::TopicTerminatedError, text);
         }
-        if let Some(name) = &open.name
-            && let Some(holder) = topic
-                .producer_names
-                .get(name)
-                .and_then(|index| topic.producers.get(*index as usize))
-        {
-            let holder = holder.client;
-            let text = format!("Producer name '{name}' is in use on topic {}", topic.name);
-            if holder.session == client.session {
-                self.drop_seat(cx, client, now);
-                return refuse(cx, ServerError::ProducerBusy, text);
+        let verdict = topic
+            .access
+            .decide(open.access, open.topic_epoch, topic.producers.len());
+        let conflict = match &verdict {
+            Verdict::Refuse(error, text) => Some((*error, format!("Topic {} {text}", topic.name))),
+            Verdict::Share if holder.is_some() => Some((
+                ServerError::ProducerBusy,
+                format!(
+                    "Producer with name '{}' is already connected to topic '{}'",
+                    open.name.as_deref().unwrap_or_default(),
+                    topic.name
+                ),
+            )),
+            _ => None,
+        };
+        match (conflict, holder) {
+            // It may be the newcomer's own former connection: whose peer is gone makes room.
+            (Some(refusal), Some(holder)) if holder.session != client.session => {
+                self.probe(
+                    cx,
+                    client,
+                    holder.session,
+                    ProbeFor::Producer(open, refusal),
+                );
+                return Ok(());
             }
-            return self.probe(cx, client, holder.session, ProbeFor::Producer(open, text));
+            (Some((error, text)), _) => return refuse(error, text),
+            (None, _) => {}
+        }
+        let same = cx.settings.max_same_address_producers_per_topic;
+        if same > 0 {
+            let from = host(&open.address);
+            let theirs = topic.producers.iter();
+            let theirs = theirs.filter(|(_, producer)| host(&producer.open.address) == from);
+            if theirs.count() >= same as usize {
+                let text = format!(
+                    "Topic {} has reached its limit of producers of the address {from}: maxSameAddressProducersPerTopic is {same}",
+                    topic.name
+                );
+                return refuse(ServerError::ProducerBusy, text);
+            }
         }
         if let Some(subscription) = &open.initial_subscription
             && !topic.sub_names.contains_key(subscription)
@@ -84,210 +144,163 @@ impl Topics {
         {
             subscription::create_durable(topic, seat, subscription, Position::EARLIEST, &[]);
         }
-        let name = match open.name {
-            Some(name) => name,
-            None => {
-                topic.names_made += 1;
-                // The epoch is unique per start of the broker, the topic and counter within it.
-                let epoch = self
-                    .lanes
-                    .get(topic.lane)
-                    .map_or(0, |seat| seat.lane.epoch());
-                format!(
-                    "{}-{epoch}-{}-{}-{}",
-                    cx.settings.cluster_name, cx.core, topic.state.id, topic.names_made
-                )
+        if open.name.is_none() {
+            topic.names_made += 1;
+            // The epoch is unique per start of the broker, the topic and counter within it.
+            let epoch = self
+                .lanes
+                .get(topic.lane)
+                .map_or(0, |seat| seat.lane.epoch());
+            open.name = Some(format!(
+                "{}-{epoch}-{}-{}-{}",
+                cx.settings.cluster_name, cx.core, topic.state.id, topic.names_made
+            ));
+        }
+        let waiting = match verdict {
+            Verdict::Refuse(..) => return Ok(()),
+            Verdict::Queue => {
+                let lane = topic.lane;
+                let name = open.name.clone().unwrap_or_default();
+                topic.access.queue.push_back((client, open));
+                let seat = Seat::Queued { topic: slot };
+                let waiting = self.clients.insert(client.key(), seat);
+                let queued = Message::ProducerQueued {
+                    client,
+                    request_id,
+                    name,
+                };
+                self.after_log(cx, lane, client.session.core, queued);
+                waiting
+            }
+            Verdict::Share | Verdict::Own(_) => {
+                let waiting = self.clients.remove(&client.key());
+                let epoch = match verdict {
+                    Verdict::Own(epoch) => Some(epoch),
+                    _ => None,
+                };
+                if epoch.is_some() {
+                    self.fence_producers(cx, slot);
+                }
+                if let Err(refusal) = self.admit(cx, slot, client, open, epoch) {
+                    if let Some(seat) = waiting {
+                        self.clients.insert(client.key(), seat);
+                    }
+                    return Err(refusal);
+                }
+                waiting
             }
         };
+        self.replay_waiting(cx, waiting, now);
+        Ok(())
+    }
+
+    /// Makes a producer one of the topic's; with an epoch it has the topic for itself. Its name is set.
+    pub(super) fn admit(
+        &mut self,
+        cx: &mut Context,
+        slot: u32,
+        client: ClientRef,
+        mut open: Box<OpenProducer>,
+        epoch: Option<u64>,
+    ) -> Result<(), Refusal> {
+        let request_id = open.request_id;
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return Ok(());
+        };
+        let lane = topic.lane;
+        let Some(seat) = self.lanes.get_mut(lane) else {
+            return Ok(());
+        };
+        let name = open.name.take().unwrap_or_default();
+        let mut sequence = None;
+        if topic.limits.is_some_and(|limits| limits.dedup) {
+            let max = cx.settings.broker_deduplication_max_number_of_producers;
+            sequence = topic.sequence(seat, &name, max);
+            if sequence.is_none() {
+                let text = format!(
+                    "Topic {} deduplicates {max} connected producers, no more are taken: brokerDeduplicationMaxNumberOfProducers is {max}",
+                    topic.name
+                );
+                return Err((request_id, ServerError::ProducerBusy, text));
+            }
+        }
+        if let Some(epoch) = epoch {
+            topic.begin_epoch(seat, epoch);
+        }
         let producer = topic.producers.insert(Producer {
             client,
             name: name.clone(),
             pending: 0,
             closing: None,
-            connected_ms: now.wall_ms,
             inbound: Traffic::default(),
+            sequence,
+            encrypted: open.encrypted,
+            open,
         }) as u32;
         topic.producer_names.insert(name.clone(), producer);
-        let lane = topic.lane;
-        let waiting = self.clients.insert(
-            client.key(),
-            Seat::Producer {
-                topic: slot,
-                producer,
-            },
-        );
-        self.after_log(
-            cx,
-            lane,
-            client.session.core,
-            Message::ProducerOpened {
-                client,
-                request_id,
-                name,
-                last_sequence_id: -1,
-            },
-        );
-        self.replay_waiting(cx, waiting, now);
-    }
-
-    /// Appends one SEND and remembers whom to tell when it is durable.
-    pub(super) fn publish(
-        &mut self,
-        cx: &mut Context,
-        send: SendId,
-        num_messages: u32,
-        refused: Option<(ServerError, &'static str)>,
-        frame: &Frame,
-        now: Now,
-    ) {
-        let client = send.client;
-        let Some(Seat::Producer {
+        let opened = Message::ProducerOpened {
+            client,
+            request_id,
+            name,
+            last_sequence_id: sequence
+                .and_then(|id| topic.state.sequences.highest(id))
+                .unwrap_or(-1),
+            topic_epoch: topic.access.epoch,
+        };
+        let seat = Seat::Producer {
             topic: slot,
             producer,
-        }) = self.clients.get(&client.key())
-        else {
-            return cx.post(client.session.core, Message::NoSuchProducer { client });
         };
-        let (slot, producer) = (*slot, *producer);
-        let Some(topic) = self.topics.get_mut(slot as usize) else {
-            return;
-        };
-        let Some(seat) = self.lanes.get_mut(topic.lane) else {
-            return;
-        };
-        let refused = refused
-            .or_else(|| {
-                topic.state.terminated.map(|_| {
-                    (
-                        ServerError::TopicTerminatedError,
-                        "the topic was terminated",
-                    )
-                })
-            })
-            .or_else(|| seat.refusal());
-        if refused.is_none()
-            && let Err(error) = topic.roll_if_due(seat, cx, now)
-        {
-            return self.refuse_send(cx, slot, producer, send, error);
-        }
-        if let Some(error) = refused {
-            return self.refuse_send(cx, slot, producer, send, error);
-        }
-        let data = frame.rest();
-        let Some(ledger) = topic
-            .state
-            .ledgers
-            .current()
-            .map(|ledger| (ledger.id, ledger.entries))
-        else {
-            return;
-        };
-        let position = Position::new(ledger.0, ledger.1);
-        let appended = match seat.lane.append_entry(
-            topic.state.id,
-            position.ledger,
-            position.entry,
-            data,
-        ) {
-            Ok(appended) => appended,
-            Err(_) => {
-                let error = (
-                    ServerError::NotAllowedError,
-                    "the message is larger than the log takes: maxMessageSize is smaller than it",
-                );
-                return self.refuse_send(cx, slot, producer, send, error);
-            }
-        };
-        if let Err(damage) =
-            topic
-                .state
-                .ledgers
-                .push(position, data.len() as u32, appended.seq, appended.offset)
-        {
-            tracing::error!(topic = %topic.name, %position, ?damage, "an entry does not follow its ledger");
-        }
-        cx.counters.messages_in += u64::from(num_messages);
-        cx.counters.bytes_in += data.len() as u64;
-        let (messages, bytes) = (u64::from(num_messages), data.len() as u64);
-        topic.inbound.add(messages, bytes, now);
-        topic.entries_added += 1;
-        if let Some(producer) = topic.producers.get_mut(producer as usize) {
-            producer.pending += 1;
-            producer.inbound.add(messages, bytes, now);
-        }
-        seat.push(
-            appended.seq,
-            Pending::Receipt {
-                send,
-                topic: slot,
-                producer,
-                position,
-            },
-        );
-        let bytes = data.len();
-        if seat.is_full() && seat.hold(client.session) {
-            cx.post(
-                client.session.core,
-                hold(client.session, Reason::PendingBytes),
-            );
-        }
-        self.charge(cx, slot, client.session, num_messages, bytes, now);
+        self.clients.insert(client.key(), seat);
+        self.after_log(cx, lane, client.session.core, opened);
+        Ok(())
     }
 
-    /// The error takes its turn among the receipts, unless nothing becomes durable for now.
-    fn refuse_send(
+    /// Takes a producer out of its topic. [`Topics::promote`] is to follow.
+    fn remove_producer(&mut self, slot: u32, index: u32) -> Option<Producer> {
+        let topic = self.topics.get_mut(slot as usize)?;
+        let gone = topic.producers.try_remove(index as usize)?;
+        if topic.producer_names.get(&gone.name) == Some(&index) {
+            topic.producer_names.remove(&gone.name);
+        }
+        self.clients.remove(&gone.client.key());
+        if let Some(id) = gone.sequence {
+            self.sequence_idle(slot, id);
+        }
+        Some(gone)
+    }
+
+    /// Closes producers from this side, and tells their clients or not.
+    pub(super) fn close_producers(
         &mut self,
         cx: &mut Context,
         slot: u32,
-        producer: u32,
-        send: SendId,
-        error: (ServerError, &'static str),
+        tell: bool,
+        which: impl Fn(&Producer) -> bool,
     ) {
-        cx.counters.publish_errors += 1;
-        let Some(topic) = self.topics.get_mut(slot as usize) else {
+        let Some(topic) = self.topics.get(slot as usize) else {
             return;
         };
-        let Some(seat) = self.lanes.get_mut(topic.lane) else {
-            return;
-        };
-        let client = send.client;
-        let message = Message::SendRefused {
-            send,
-            error: error.0,
-            message: error.1,
-        };
-        match topic.producers.get_mut(producer as usize) {
-            Some(entry) if !seat.everything_durable() && !seat.is_stuck() => {
-                entry.pending += 1;
-                let message = Box::new(message);
-                seat.push_behind(Pending::Refused {
-                    topic: slot,
-                    producer,
-                    client,
-                    message,
-                });
-            }
-            _ => cx.post(client.session.core, message),
+        let gone: Vec<u32> = topic
+            .producers
+            .iter()
+            .filter(|(_, producer)| which(producer))
+            .map(|(index, _)| index as u32)
+            .collect();
+        for index in gone {
+            let Some(producer) = self.remove_producer(slot, index) else {
+                continue;
+            };
+            let client = producer.client;
+            // One that its client is closing just gets its answer.
+            let message = Message::ProducerClosed {
+                client,
+                request_id: producer.closing,
+                by_broker: tell && producer.closing.is_none(),
+            };
+            cx.post(client.session.core, message);
         }
-    }
-
-    /// A SEND is durable: the topic's confirmed position moves, the session gets its receipt.
-    pub(super) fn confirm(
-        &mut self,
-        cx: &mut Context,
-        send: SendId,
-        slot: u32,
-        producer: u32,
-        position: Position,
-    ) {
-        let client = send.client;
-        cx.post(client.session.core, Message::Receipt { send, position });
-        let Some(topic) = self.topics.get_mut(slot as usize) else {
-            return;
-        };
-        topic.confirmed = position;
-        topic.mark_dirty(&mut self.dirty);
-        self.producer_answered(cx, client, slot, producer);
+        self.promote(cx, slot);
     }
 
     pub(super) fn producer_answered(
@@ -312,9 +325,9 @@ impl Topics {
             && let Some(request_id) = entry.closing
         {
             let lane = topic.lane;
-            topic.remove_producer(producer);
-            self.clients.remove(&client.key());
+            self.remove_producer(slot, producer);
             self.producer_closed(cx, Some(lane), client, request_id);
+            self.promote(cx, slot);
         }
     }
 
@@ -347,79 +360,36 @@ impl Topics {
         request_id: Option<u64>,
     ) {
         let mut lane = None;
-        if let Some(Seat::Producer { topic, producer }) = self.clients.get(&client.key()) {
-            let (topic, producer) = (*topic, *producer);
-            lane = self.topics.get(topic as usize).map(|topic| topic.lane);
-            if let Some(entry) = self
-                .topics
-                .get_mut(topic as usize)
-                .and_then(|topic| topic.producers.get_mut(producer as usize))
-            {
-                if entry.pending > 0 && request_id.is_some() {
-                    entry.closing = request_id;
-                    return;
+        let mut left = None;
+        match self.clients.get(&client.key()) {
+            Some(Seat::Producer { topic, producer }) => {
+                let (slot, producer) = (*topic, *producer);
+                if let Some(topic) = self.topics.get_mut(slot as usize) {
+                    lane = Some(topic.lane);
+                    if let Some(entry) = topic.producers.get_mut(producer as usize)
+                        && entry.pending > 0
+                        && request_id.is_some()
+                    {
+                        entry.closing = request_id;
+                        return;
+                    }
                 }
-                if let Some(topic) = self.topics.get_mut(topic as usize) {
-                    topic.remove_producer(producer);
-                }
+                self.remove_producer(slot, producer);
+                left = Some(slot);
             }
+            Some(Seat::Queued { topic }) => {
+                let slot = *topic;
+                lane = self.topics.get(slot as usize).map(|topic| topic.lane);
+                self.leave_queue(slot, client);
+            }
+            _ => {}
         }
         self.clients.remove(&client.key());
         if let Some(request_id) = request_id {
             self.producer_closed(cx, lane, client, request_id);
         }
-    }
-}
-
-impl super::Topic {
-    fn remove_producer(&mut self, index: u32) {
-        if let Some(gone) = self.producers.try_remove(index as usize)
-            && self.producer_names.get(&gone.name) == Some(&index)
-        {
-            self.producer_names.remove(&gone.name);
+        if let Some(slot) = left {
+            self.promote(cx, slot);
         }
-    }
-
-    /// Opens a ledger where there is none, or a new one where the current one is full, large or old.
-    pub(super) fn roll_if_due(
-        &mut self,
-        seat: &mut super::lanes::LaneSeat,
-        cx: &Context,
-        now: Now,
-    ) -> Result<(), (ServerError, &'static str)> {
-        let policy = crate::store::log::RollPolicy {
-            entries: u64::from(cx.settings.managed_ledger_max_entries_per_ledger),
-            bytes: cx.settings.managed_ledger_max_size_per_ledger,
-            age_ms: cx.settings.managed_ledger_max_ledger_rollover_time_ms,
-        };
-        // A ledger belongs to one start of the broker: what an earlier one lost of its end is never written again
-        // under the same ids.
-        let current = self.state.ledgers.current();
-        if current.is_some_and(|ledger| seat.lane.is_own_ledger(ledger.id))
-            && !self.state.ledgers.should_roll(&policy, now.wall_ms)
-        {
-            return Ok(());
-        }
-        let Ok(ledger) = seat.lane.new_ledger() else {
-            return Err((
-                ServerError::PersistenceError,
-                "ledger numbers of this start are used up; restart the broker",
-            ));
-        };
-        let record = Record::LedgerOpened {
-            topic: self.state.id,
-            ledger,
-            opened_ms: now.wall_ms,
-        };
-        seat.append(&record);
-        if let Err(damage) = self.state.ledgers.open(ledger, now.wall_ms) {
-            tracing::error!(topic = %self.name, ledger, ?damage, "a ledger number does not follow the ones before");
-            return Err((
-                ServerError::PersistenceError,
-                "the topic cannot open a new ledger; the broker's own log names the cause",
-            ));
-        }
-        self.trim(seat, now);
-        Ok(())
     }
 }

@@ -197,6 +197,7 @@ impl Topics {
             .map(|(slot, _)| slot as u32)
             .collect::<Vec<_>>()
         {
+            self.take_limits(cx, slot, now);
             self.configure_rate(cx, slot, now);
             self.release_rate(cx, Key::Topic(slot), usize::MAX, now);
         }

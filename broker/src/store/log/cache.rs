@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::super::chunk::{Chunk, FRAME_LEN, HEADER_LEN, u32_at};
 use super::Position;
-use super::record::{ENTRY_HEAD, TopicId, entry_head, entry_of};
+use super::record::{TopicId, entry_data, entry_head, entry_of};
 
 /// Records a read steps over before it asks the chunk's index instead.
 const SCAN_MAX: usize = 64;
@@ -64,14 +64,14 @@ impl Slot {
         for _ in 0..=steps {
             let body = self.body(offset)?;
             offset = u32::try_from(body.end).ok()?;
-            if self
+            if let Some(begin) = self
                 .chunk
                 .bytes()
                 .get(body.clone())
-                .is_some_and(|bytes| bytes.starts_with(&head))
+                .and_then(|bytes| entry_data(bytes, &head))
             {
                 return Some(Found {
-                    data: body.start + ENTRY_HEAD..body.end,
+                    data: body.start + begin..body.end,
                     behind: offset,
                 });
             }

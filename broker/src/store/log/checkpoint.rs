@@ -5,10 +5,12 @@ use super::fields::{
 };
 use super::ledgers::Run;
 use super::record::{Malformed, TopicId};
-use super::{AckState, CursorState, LaneState, TopicState};
+use super::{AckState, CursorState, LaneState, Sequence, Sequences, TopicState};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"VCKP");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The first version, without the sequence ids of deduplication; still read.
+const VERSION_1: u32 = 1;
 
 /// The checkpoint of a lane whose state reflects every record of the chunks up to `seq`, and none behind it.
 ///
@@ -43,7 +45,7 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, LaneState), Malformed> {
     let (content, stored) = bytes.split_last_chunk::<4>().ok_or(Malformed::Short)?;
     let mut r = Reader::new(content);
     let (magic, version) = (r.u32()?, r.u32()?);
-    if magic != MAGIC || version != VERSION {
+    if magic != MAGIC || !(VERSION_1..=VERSION).contains(&version) {
         return Err(Malformed::Version(version));
     }
     let (stored, computed) = (u32::from_le_bytes(*stored), crc32c::crc32c(content));
@@ -56,7 +58,7 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, LaneState), Malformed> {
         ..LaneState::default()
     };
     while r.u8()? != 0 {
-        let topic = topic(&mut r)?;
+        let topic = topic(&mut r, version)?;
         if topic.id >= lane.next_topic || lane.topics.insert(topic.id, topic).is_some() {
             return Err(Malformed::Inconsistent("topic numbers"));
         }
@@ -117,9 +119,16 @@ fn put_topic(out: &mut Vec<u8>, topic: &TopicState) {
             put_words(out, open);
         }
     }
+    put_u32(out, topic.sequences.next());
+    put_len(out, topic.sequences.len());
+    for (id, sequence) in topic.sequences.iter() {
+        put_u32(out, id);
+        put_text(out, &sequence.name);
+        put_i64(out, sequence.highest);
+    }
 }
 
-fn topic(r: &mut Reader<'_>) -> Result<TopicState, Malformed> {
+fn topic(r: &mut Reader<'_>, version: u32) -> Result<TopicState, Malformed> {
     let id = r.u32()?;
     let name = r.text()?;
     let mut topic = TopicState::new(id, name, r.u64()?);
@@ -181,6 +190,16 @@ fn topic(r: &mut Reader<'_>) -> Result<TopicState, Malformed> {
             return Err(Malformed::Inconsistent("cursor numbers"));
         }
     }
+    if version > VERSION_1 {
+        let next = r.u32()?;
+        let mut known = Vec::new();
+        for _ in 0..r.count(16)? {
+            let (id, name, highest) = (r.u32()?, r.text()?.to_owned(), r.i64()?);
+            known.push((id, Sequence { name, highest }));
+        }
+        topic.sequences = Sequences::restore(next, known.into_iter())
+            .ok_or(Malformed::Inconsistent("producer numbers"))?;
+    }
     Ok(topic)
 }
 
@@ -212,8 +231,8 @@ mod tests {
         );
         assert_eq!(decode(&[]), Err(Malformed::Short));
         let mut newer = bytes.clone();
-        newer[4] = 2;
-        assert_eq!(decode(&newer), Err(Malformed::Version(2)));
+        newer[4] = 3;
+        assert_eq!(decode(&newer), Err(Malformed::Version(3)));
         // Topics the lane never numbered.
         let topic = TopicState::new(3, "t", 0);
         assert!(matches!(

@@ -13,7 +13,8 @@ use super::super::chunk::{
 };
 use super::super::wal::WalError;
 use super::cache::ChunkCache;
-use super::record::{ENTRY_HEAD, Record, TopicId, entry_head};
+use super::record::{ENTRY_HEAD, Record, SEQUENCED_HEAD, TopicId, entry_head, sequenced_head};
+use super::sequences::SequenceId;
 use super::{Ledgers, Position};
 
 /// Reads asked for and not yet answered.
@@ -222,6 +223,22 @@ impl Lane {
         self.place(&entry_head(topic, ledger, entry), data)
     }
 
+    /// [`Self::append_entry`] with the sequence id that deduplication remembers.
+    ///
+    /// # Errors
+    /// [`TooLarge`] above `max_entry`.
+    #[inline]
+    pub fn append_sequenced(
+        &mut self,
+        topic: TopicId,
+        at: Position,
+        producer: SequenceId,
+        highest: i64,
+        data: &[u8],
+    ) -> Result<Appended, TooLarge> {
+        self.place(&sequenced_head(topic, at, producer, highest), data)
+    }
+
     fn place(&mut self, head: &[u8], payload: &[u8]) -> Result<Appended, TooLarge> {
         if let Some(open) = &mut self.open
             && let Some(offset) = open.append(&[head, payload])
@@ -241,7 +258,7 @@ impl Lane {
         let max = self
             .config
             .max_entry
-            .saturating_add(ENTRY_HEAD)
+            .saturating_add(head.len().clamp(ENTRY_HEAD, SEQUENCED_HEAD))
             .min(CHUNK_LEN_MAX - HEADER_LEN - FRAME_LEN);
         if body > max {
             return Err(TooLarge { bytes: body, max });

@@ -13,6 +13,7 @@ pub mod ledgers;
 pub mod position;
 pub mod record;
 pub mod recover;
+pub mod sequences;
 pub mod state;
 #[cfg(test)]
 mod testing;
@@ -24,4 +25,5 @@ pub use ledgers::{LedgerInfo, Ledgers, Location, RollPolicy, Run, Trimmed};
 pub use position::Position;
 pub use record::{AckedId, CursorId, List, Malformed, Record, TopicId};
 pub use recover::{RecoverError, recover, recover_lane};
+pub use sequences::{Sequence, SequenceId, Sequences};
 pub use state::{CursorState, Damage, LaneState, TopicState};

@@ -11,6 +11,7 @@ use super::Position;
 use super::fields::{
     Reader, put_i64, put_len, put_position, put_text, put_u32, put_u64, put_words,
 };
+use super::sequences::SequenceId;
 
 /// A topic's number in its lane: unique, rising, never reused.
 pub type TopicId = u32;
@@ -53,6 +54,37 @@ pub enum Record<'a> {
         entry: i64,
         /// The entry as published.
         data: &'a [u8],
+    },
+    /// One entry of the open ledger, of a topic with deduplication.
+    Sequenced {
+        /// The topic.
+        topic: TopicId,
+        /// The open ledger.
+        ledger: i64,
+        /// The entry's number, the next one of the ledger.
+        entry: i64,
+        /// Who stored it.
+        producer: SequenceId,
+        /// Its highest sequence id.
+        highest: i64,
+        /// The entry as published.
+        data: &'a [u8],
+    },
+    /// Deduplication knows a producer from here on.
+    SequenceOpened {
+        /// The topic.
+        topic: TopicId,
+        /// The new number.
+        producer: SequenceId,
+        /// The producer's name.
+        name: &'a str,
+    },
+    /// Deduplication has forgotten a producer.
+    SequenceClosed {
+        /// The topic.
+        topic: TopicId,
+        /// Its number.
+        producer: SequenceId,
     },
     /// A durable cursor exists from here on.
     CursorCreated {
@@ -241,6 +273,12 @@ const CURSOR_RESET: u8 = 9;
 const TRIMMED: u8 = 10;
 const TERMINATED: u8 = 11;
 const TOPIC_PROPERTY: u8 = 12;
+const SEQUENCED: u8 = 13;
+const SEQUENCE_OPENED: u8 = 14;
+const SEQUENCE_CLOSED: u8 = 15;
+
+/// Length in bytes of the head of an entry with a sequence id: an entry's head, producer and highest id.
+pub const SEQUENCED_HEAD: usize = ENTRY_HEAD + 12;
 
 /// The head of an entry record; the entry's bytes follow it.
 #[inline]
@@ -253,12 +291,47 @@ pub fn entry_head(topic: TopicId, ledger: i64, entry: i64) -> [u8; ENTRY_HEAD] {
     ]
 }
 
+/// The head of the record of an entry with a sequence id; the entry's bytes follow it.
+#[inline]
+pub fn sequenced_head(
+    topic: TopicId,
+    at: Position,
+    producer: SequenceId,
+    highest: i64,
+) -> [u8; SEQUENCED_HEAD] {
+    let mut head = [0; SEQUENCED_HEAD];
+    let fields = entry_head(topic, at.ledger, at.entry)
+        .into_iter()
+        .chain(producer.to_le_bytes())
+        .chain(highest.to_le_bytes());
+    for (byte, field) in head.iter_mut().zip(fields) {
+        *byte = field;
+    }
+    if let Some(kind) = head.first_mut() {
+        *kind = SEQUENCED;
+    }
+    head
+}
+
+/// Where in the body of a record the bytes of a certain entry begin, given what [`entry_head`] makes of it; `None` if the record is not that entry.
+#[inline]
+pub fn entry_data(body: &[u8], head: &[u8; ENTRY_HEAD]) -> Option<usize> {
+    let (kind, rest) = body.split_first()?;
+    let (_, wanted) = head.split_first()?;
+    match *kind {
+        _ if !rest.starts_with(wanted) => None,
+        ENTRY => Some(ENTRY_HEAD),
+        SEQUENCED if body.len() >= SEQUENCED_HEAD => Some(SEQUENCED_HEAD),
+        _ => None,
+    }
+}
+
 /// Whose entry a record is, read from its head without decoding the rest: `None` for every other kind.
 #[inline]
 pub fn entry_of(bytes: &[u8]) -> Option<(TopicId, Position)> {
     let (head, _) = bytes.split_first_chunk::<ENTRY_HEAD>()?;
     let (kind, rest) = head.split_first()?;
-    if *kind != ENTRY {
+    if !matches!(*kind, ENTRY | SEQUENCED) {
         return None;
     }
     let (topic, rest) = rest.split_first_chunk::<4>()?;
@@ -278,6 +351,9 @@ impl<'a> Record<'a> {
             | Self::TopicDeleted { topic }
             | Self::LedgerOpened { topic, .. }
             | Self::Entry { topic, .. }
+            | Self::Sequenced { topic, .. }
+            | Self::SequenceOpened { topic, .. }
+            | Self::SequenceClosed { topic, .. }
             | Self::CursorCreated { topic, .. }
             | Self::CursorDeleted { topic, .. }
             | Self::Acked { topic, .. }
@@ -317,6 +393,32 @@ impl<'a> Record<'a> {
                 entry,
                 ..
             } => head.extend_from_slice(&entry_head(*topic, *ledger, *entry)),
+            Self::Sequenced {
+                topic,
+                ledger,
+                entry,
+                producer,
+                highest,
+                ..
+            } => head.extend_from_slice(&sequenced_head(
+                *topic,
+                Position::new(*ledger, *entry),
+                *producer,
+                *highest,
+            )),
+            Self::SequenceOpened {
+                topic,
+                producer,
+                name,
+            } => {
+                put_kind(head, SEQUENCE_OPENED, *topic);
+                put_u32(head, *producer);
+                put_text(head, name);
+            }
+            Self::SequenceClosed { topic, producer } => {
+                put_kind(head, SEQUENCE_CLOSED, *topic);
+                put_u32(head, *producer);
+            }
             Self::CursorCreated {
                 topic,
                 cursor,
@@ -393,7 +495,7 @@ impl<'a> Record<'a> {
     /// The bytes that follow the head: an entry's data, a property's value, otherwise nothing.
     pub fn payload(&self) -> &'a [u8] {
         match self {
-            Self::Entry { data, .. } => data,
+            Self::Entry { data, .. } | Self::Sequenced { data, .. } => data,
             Self::TopicProperty { value, .. } => value,
             _ => &[],
         }
@@ -415,7 +517,7 @@ impl<'a> Record<'a> {
     pub fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(bytes);
         let kind = r.u8()?;
-        if !(TOPIC_CREATED..=TOPIC_PROPERTY).contains(&kind) {
+        if !(TOPIC_CREATED..=SEQUENCE_CLOSED).contains(&kind) {
             return Err(Malformed::UnknownKind(kind));
         }
         let topic = r.u32()?;
@@ -436,6 +538,23 @@ impl<'a> Record<'a> {
                 ledger: r.i64()?,
                 entry: r.i64()?,
                 data: r.rest(),
+            },
+            SEQUENCED => Self::Sequenced {
+                topic,
+                ledger: r.i64()?,
+                entry: r.i64()?,
+                producer: r.u32()?,
+                highest: r.i64()?,
+                data: r.rest(),
+            },
+            SEQUENCE_OPENED => Self::SequenceOpened {
+                topic,
+                producer: r.u32()?,
+                name: r.text()?,
+            },
+            SEQUENCE_CLOSED => Self::SequenceClosed {
+                topic,
+                producer: r.u32()?,
             },
             CURSOR_CREATED => {
                 let (cursor, name, mark_delete) = (r.u32()?, r.text()?, r.position()?);

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::record::{AckedId, CursorId, List, Malformed, Record, TopicId};
-use super::{AckState, Behind, Ledgers, Outcome, Position, Trimmed};
+use super::{AckState, Behind, Ledgers, Outcome, Position, Sequences, Trimmed};
 
 /// A record that does not fit the state before it: the log is damaged, or was not written by one owner.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -33,6 +33,18 @@ pub enum Damage {
         cursor: CursorId,
         /// The next one to be given.
         next: CursorId,
+    },
+    /// The number of a producer that deduplication knows was never given, or is given twice.
+    #[error(
+        "producer number {sequence} of topic {topic} is out of order (the next new one is {next})"
+    )]
+    Sequence {
+        /// The topic.
+        topic: TopicId,
+        /// The number.
+        sequence: u32,
+        /// The next one to be given.
+        next: u32,
     },
     /// A ledger's id does not rise.
     #[error("ledger {ledger} is opened after ledger {last}")]
@@ -99,6 +111,8 @@ pub struct TopicState {
     pub terminated: Option<Position>,
     /// Small named values.
     pub properties: BTreeMap<String, Vec<u8>>,
+    /// What deduplication knows.
+    pub sequences: Sequences,
 }
 
 impl TopicState {
@@ -113,6 +127,7 @@ impl TopicState {
             next_cursor: 0,
             terminated: None,
             properties: BTreeMap::new(),
+            sequences: Sequences::default(),
         }
     }
 
@@ -249,6 +264,27 @@ impl TopicState {
                 let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
                 self.ledgers
                     .push(Position::new(*ledger, *entry), len, seq, offset)?;
+            }
+            Record::Sequenced {
+                ledger,
+                entry,
+                producer,
+                highest,
+                data,
+                ..
+            } => {
+                self.sequences.given(self.id, *producer)?;
+                let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
+                self.ledgers
+                    .push(Position::new(*ledger, *entry), len, seq, offset)?;
+                self.sequences.store(self.id, *producer, *highest)?;
+            }
+            Record::SequenceOpened { producer, name, .. } => {
+                self.sequences.open(self.id, *producer, name, -1)?;
+            }
+            Record::SequenceClosed { producer, .. } => {
+                self.sequences.given(self.id, *producer)?;
+                self.sequences.close(*producer);
             }
             Record::CursorCreated {
                 cursor,

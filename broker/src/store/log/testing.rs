@@ -23,6 +23,9 @@ pub(super) enum LaneOp {
     DeleteTopic(Index),
     Roll(Index),
     Publish(Index, u16),
+    /// By a producer that deduplication knows, or gets to know.
+    Sequenced(Index, u8, u16),
+    Forget(Index, Index),
     CreateCursor(Index, Index),
     DeleteCursor(Index, Index),
     Ack(Index, Index, Vec<(Index, Vec<i64>, bool)>),
@@ -45,6 +48,8 @@ pub(super) fn lane_ops(max: usize) -> impl Strategy<Value = Vec<LaneOp>> {
         1 => i().prop_map(LaneOp::DeleteTopic),
         2 => i().prop_map(LaneOp::Roll),
         24 => (i(), prop_oneof![20 => 0u16..300, 1 => 3000u16..9000]).prop_map(|(t, n)| LaneOp::Publish(t, n)),
+        8 => (i(), 0u8..4, 0u16..300).prop_map(|(t, p, n)| LaneOp::Sequenced(t, p, n)),
+        1 => (i(), i()).prop_map(|(t, p)| LaneOp::Forget(t, p)),
         3 => (i(), i()).prop_map(|(t, at)| LaneOp::CreateCursor(t, at)),
         1 => (i(), i()).prop_map(|(t, c)| LaneOp::DeleteCursor(t, c)),
         10 => (i(), i(), vec((i(), set(), any::<bool>()), 0..4)).prop_map(|(t, c, ids)| LaneOp::Ack(t, c, ids)),
@@ -163,6 +168,8 @@ impl Run {
             }
             LaneOp::Roll(t)
             | LaneOp::Publish(t, _)
+            | LaneOp::Sequenced(t, ..)
+            | LaneOp::Forget(t, _)
             | LaneOp::CreateCursor(t, _)
             | LaneOp::DeleteCursor(t, _)
             | LaneOp::Ack(t, ..)
@@ -232,6 +239,48 @@ fn topic_step(
                 .push(at, u32::from(*len), place.seq, place.offset)
                 .unwrap();
             entries.insert((topic, at), data);
+        }
+        LaneOp::Sequenced(_, name, len) => {
+            if state.ledgers.current().is_none() {
+                roll(lane, state);
+            }
+            let name = format!("p{name}");
+            let producer = match state.sequences.find(&name) {
+                Some(producer) => producer,
+                None => {
+                    let producer = state.sequences.next();
+                    lane.append(&Record::SequenceOpened {
+                        topic,
+                        producer,
+                        name: &name,
+                    })
+                    .unwrap();
+                    state.sequences.open(topic, producer, &name, -1).unwrap();
+                    producer
+                }
+            };
+            let at = state.ledgers.next_position().unwrap();
+            let data: Vec<u8> = (0..*len).map(|i| (u64::from(i) * 5 + n) as u8).collect();
+            let place = lane
+                .append_sequenced(topic, at, producer, n as i64, &data)
+                .unwrap();
+            let len = u32::from(*len);
+            state
+                .ledgers
+                .push(at, len, place.seq, place.offset)
+                .unwrap();
+            state.sequences.store(topic, producer, n as i64).unwrap();
+            entries.insert((topic, at), data);
+        }
+        LaneOp::Forget(_, p) => {
+            let known: Vec<_> = state.sequences.iter().map(|(id, _)| id).collect();
+            if known.is_empty() {
+                return;
+            }
+            let producer = *p.get(&known);
+            lane.append(&Record::SequenceClosed { topic, producer })
+                .unwrap();
+            state.sequences.close(producer);
         }
         LaneOp::CreateCursor(_, at) => {
             let mark_delete = entry(at).unwrap_or(Position::EARLIEST);

@@ -7,6 +7,7 @@ use crate::engine::admin::{
     Answer, ConsumerStats, CursorStats, InternalStats, LedgerStats, ProducerStats,
     SubscriptionStats, TopicStats,
 };
+use crate::engine::message::AccessMode;
 use crate::engine::time::Now;
 use crate::store::log::{AckState, Ledgers, Position};
 
@@ -35,10 +36,16 @@ impl Topic {
                 session: producer.client.session,
                 id: producer.client.id,
                 name: producer.name.clone(),
-                access_mode: "Shared",
+                access_mode: match producer.open.access {
+                    AccessMode::Shared => "Shared",
+                    AccessMode::Exclusive => "Exclusive",
+                    AccessMode::WaitForExclusive => "WaitForExclusive",
+                    AccessMode::ExclusiveWithFencing => "ExclusiveWithFencing",
+                },
+                metadata: producer.open.metadata.clone(),
                 rate_in: producer.inbound.messages.rate(now.ms),
                 throughput_in: producer.inbound.bytes.rate(now.ms),
-                connected_ms: producer.connected_ms,
+                connected_ms: producer.open.asked_ms,
             });
         let publishers = publishers.collect();
         let mut subscriptions = std::collections::BTreeMap::new();
@@ -66,6 +73,9 @@ impl Topic {
             created_ms: self.state.created_ms,
             last_publish_ms: self.inbound.messages.last_wall_ms(now),
             publishers,
+            waiting_publishers: self.access.queue.len() as u64,
+            deduplication: self.limits.is_some_and(|limits| limits.dedup),
+            epoch: self.access.epoch,
             subscriptions,
             ..TopicStats::default()
         }

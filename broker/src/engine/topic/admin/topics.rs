@@ -6,7 +6,7 @@ use super::super::operation::{Operation, Then};
 use super::reply;
 use crate::engine::admin::{Answer, Asker};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Message};
+use crate::engine::message::Message;
 use crate::engine::name::TopicName;
 use crate::engine::time::Now;
 use crate::store::log::{Record, TopicState};
@@ -80,22 +80,11 @@ impl Topics {
 
     /// Closes all producers and consumers of a topic from this side.
     fn close_clients(&mut self, cx: &mut Context, slot: u32, coming_back: bool, now: Now) {
-        let Some(topic) = self.topics.get_mut(slot as usize) else {
-            return;
-        };
-        topic.producer_names.clear();
-        let producers: Vec<ClientRef> = topic.producers.drain().map(|each| each.client).collect();
-        for client in producers {
-            self.clients.remove(&client.key());
-            cx.post(
-                client.session.core,
-                Message::ProducerClosed {
-                    client,
-                    request_id: None,
-                    by_broker: true,
-                },
-            );
-        }
+        // Those who wait first: nobody is to take the place of one that goes.
+        self.refuse_queued(cx, slot, ServerError::ServiceNotReady, |topic| {
+            format!("Topic {topic} was unloaded or deleted: come again")
+        });
+        self.close_producers(cx, slot, true, |_| true);
         for sub in self.sub_slots(slot) {
             self.expel(cx, slot, sub, None, coming_back, now);
         }
@@ -134,6 +123,7 @@ impl Topics {
         self.by_name.remove(topic.name.as_str());
         self.close_clients(cx, slot, false, now);
         self.forget_rate(cx, slot, now);
+        self.sweep.forget(slot);
         let mut waiting = Vec::new();
         if let Some(topic) = self.topics.get_mut(slot as usize) {
             for sub in topic.subs.drain() {

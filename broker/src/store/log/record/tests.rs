@@ -24,7 +24,7 @@ struct Owned {
 
 fn owned() -> impl Strategy<Value = Owned> {
     (
-        1u8..=12,
+        1u8..=15,
         any::<(u32, u32)>(),
         any::<(i64, i64, u64)>(),
         "\\PC{0,20}",
@@ -121,6 +121,23 @@ fn with<T>(o: &Owned, f: impl FnOnce(Record<'_>) -> T) -> T {
             through_ledger: at.ledger,
         },
         11 => Record::Terminated { topic, at },
+        13 => Record::Sequenced {
+            topic,
+            ledger: at.ledger,
+            entry: at.entry,
+            producer: cursor,
+            highest: o.numbers.2 as i64,
+            data: &o.data,
+        },
+        14 => Record::SequenceOpened {
+            topic,
+            producer: cursor,
+            name: &o.text,
+        },
+        15 => Record::SequenceClosed {
+            topic,
+            producer: cursor,
+        },
         _ => Record::TopicProperty {
             topic,
             key: &o.text,
@@ -137,8 +154,12 @@ proptest! {
             assert_eq!(Record::decode(&bytes).as_ref(), Ok(&record));
             assert_eq!(record.topic(), o.ids.0);
             let entry = entry_of(&bytes);
-            assert_eq!(entry.is_some(), o.kind == 4);
+            assert_eq!(entry.is_some(), matches!(o.kind, 4 | 13));
             if let Some((topic, at)) = entry {
+                let begin = entry_data(&bytes, &entry_head(topic, at.ledger, at.entry));
+                assert_eq!(begin.map(|begin| &bytes[begin..]), Some(record.payload()));
+                let other = entry_head(topic, at.ledger, at.entry.wrapping_add(1));
+                assert_eq!(entry_data(&bytes, &other), None);
                 assert_eq!((topic, at.ledger, at.entry), (o.ids.0, o.numbers.0, o.numbers.1));
             }
         });
@@ -156,7 +177,10 @@ proptest! {
         }
         bytes.truncate(cut.index(bytes.len()));
         let _ = Record::decode(&bytes);
-        let _ = entry_of(&bytes);
+        if let Some((topic, at)) = entry_of(&bytes) {
+            let begin = entry_data(&bytes, &entry_head(topic, at.ledger, at.entry));
+            prop_assert!(begin.is_none_or(|begin| begin <= bytes.len()));
+        }
     }
 
     #[test]
@@ -184,7 +208,7 @@ fn refusals() {
         Record::decode(&[0, 1, 2, 3, 4]),
         Err(Malformed::UnknownKind(0))
     );
-    assert_eq!(Record::decode(&[13]), Err(Malformed::UnknownKind(13)));
+    assert_eq!(Record::decode(&[16]), Err(Malformed::UnknownKind(16)));
     let mut bytes = Record::TopicDeleted { topic: 9 }.to_vec();
     bytes.push(0);
     assert_eq!(Record::decode(&bytes), Err(Malformed::Trailing(1)));
@@ -223,6 +247,20 @@ fn golden() {
             4, 4, 3, 2, 1, 5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, b'x', b'y'
         ],
     );
+    let sequenced = Record::Sequenced {
+        topic: 0x01020304,
+        ledger: 5,
+        entry: 6,
+        producer: 7,
+        highest: 8,
+        data: b"xy",
+    };
+    let mut bytes = entry.to_vec();
+    bytes[0] = 13;
+    let tail = bytes.split_off(ENTRY_HEAD);
+    bytes.extend_from_slice(&[7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+    bytes.extend_from_slice(&tail);
+    assert_eq!(sequenced.to_vec(), bytes);
     let id = AckedId {
         position: Position::new(1, -1),
         ack_set: vec![3].into(),
