@@ -70,24 +70,8 @@ const RECORDINGS: &[(&str, Status, Needs)] = &[
         NEEDS,
     ),
     ("py-exclusive-ack", Replayed, NEEDS),
-    (
-        "py-failover",
-        Later(Refusal {
-            feature: "Failover subscriptions",
-            line: 9,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
-    (
-        "py-key-shared",
-        Later(Refusal {
-            feature: "Key_Shared subscriptions",
-            line: 9,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
+    ("py-failover", Replayed, Needs { left: 1, ..NEEDS }),
+    ("py-key-shared", Replayed, NEEDS),
     (
         "py-partitioned-producer",
         Replayed,
@@ -284,12 +268,12 @@ fn busy_consumers_and_producers_and_missing_namespaces_are_errors() {
 }
 
 #[test]
-fn failover_is_refused() {
+fn the_consumer_that_takes_over_gets_what_was_not_acknowledged() {
     run("py-failover");
 }
 
 #[test]
-fn key_shared_is_refused() {
+fn what_a_key_shared_consumer_held_goes_to_the_next_one() {
     run("py-key-shared");
 }
 

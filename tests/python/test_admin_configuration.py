@@ -86,6 +86,7 @@ def test_the_names_of_dynamic_settings(call):
         "brokerPublisherThrottlingMaxMessageRate",
         "brokerPublisherThrottlingMaxByteRate",
         "dispatcherMaxRoundRobinBatchSize",
+        "preciseDispatcherFlowControl",
         "allowAutoTopicCreation",
         "allowAutoTopicCreationType",
         "defaultNumPartitions",

@@ -496,13 +496,22 @@ impl View<'_> {
         if let Some(mode) = stats.key_shared_mode {
             put("keySharedMode", mode.into());
         }
-        for name in [
-            "drainingHashesCount",
-            "drainingHashesClearedTotal",
-            "drainingHashesUnackedMessages",
-        ] {
-            put(name, 0.into());
-        }
+        let draining = stats
+            .consumers
+            .iter()
+            .flat_map(|consumer| &consumer.draining);
+        let unacked: u64 = draining
+            .clone()
+            .map(|(_, unacked, _)| u64::from(*unacked))
+            .sum();
+        let drained: u64 = stats
+            .consumers
+            .iter()
+            .map(|consumer| consumer.drained)
+            .sum();
+        put("drainingHashesCount", draining.count().into());
+        put("drainingHashesClearedTotal", drained.into());
+        put("drainingHashesUnackedMessages", unacked.into());
         put(
             "nonContiguousDeletedMessagesRanges",
             stats.ack_ranges.into(),
@@ -550,11 +559,19 @@ impl View<'_> {
         put("unackedMessages", stats.unacked.into());
         put("avgMessagesPerEntry", stats.messages_per_entry.into());
         put("blockedConsumerOnUnackedMsgs", stats.blocked.into());
-        put("drainingHashesCount", 0.into());
-        put("drainingHashesClearedTotal", 0.into());
-        put("drainingHashesUnackedMessages", 0.into());
+        let draining: u64 = stats
+            .draining
+            .iter()
+            .map(|(_, unacked, _)| u64::from(*unacked))
+            .sum();
+        put("drainingHashesCount", stats.draining.len().into());
+        put("drainingHashesClearedTotal", stats.drained.into());
+        put("drainingHashesUnackedMessages", draining.into());
         if stats.key_ranges.is_some() {
-            put("drainingHashes", Value::Array(Vec::new()));
+            let each = stats.draining.iter().map(|(hash, unacked, blocked)| {
+                json!({ "hash": hash, "unackMsgs": unacked, "blockedAttempts": blocked })
+            });
+            put("drainingHashes", each.collect());
         }
         put("address", format!("/{}", peer.address).into());
         put("connectedSince", time(stats.connected_ms).into());

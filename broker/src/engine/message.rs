@@ -125,6 +125,40 @@ pub struct OpenProducer {
     pub initial_subscription: Option<String>,
 }
 
+/// The type of a subscription.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum SubType {
+    /// One consumer.
+    Exclusive,
+    /// Any number; each message goes to one of them.
+    Shared,
+    /// One of several is served, and another one if it leaves.
+    Failover,
+    /// As Shared, and the messages of a key go to one of them in order.
+    KeyShared,
+}
+
+impl SubType {
+    /// As the protocol spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            SubType::Exclusive => "Exclusive",
+            SubType::Shared => "Shared",
+            SubType::Failover => "Failover",
+            SubType::KeyShared => "Key_Shared",
+        }
+    }
+}
+
+/// How a Key_Shared consumer wants keys to be shared out.
+#[derive(Clone, Eq, PartialEq, Debug)]
+pub struct KeySharedMeta {
+    /// It names its own ranges of hashes, both ends included; otherwise the broker divides them.
+    pub sticky: Option<Vec<(i32, i32)>>,
+    /// Messages of a key may be delivered out of order while its consumer changes.
+    pub allow_out_of_order: bool,
+}
+
 /// The fields of SUBSCRIBE that a topic looks at.
 #[derive(Debug)]
 pub struct OpenConsumer {
@@ -134,8 +168,10 @@ pub struct OpenConsumer {
     pub request_id: u64,
     /// The subscription.
     pub subscription: String,
-    /// Exclusive or Shared.
-    pub shared: bool,
+    /// How messages are shared out.
+    pub sub_type: SubType,
+    /// What a Key_Shared consumer said about keys.
+    pub key_shared: Option<KeySharedMeta>,
     /// The client's name for it, possibly empty.
     pub name: String,
     /// 0 is served first.
@@ -370,6 +406,8 @@ pub enum Message {
     },
     /// The consumer has everything that a finished topic has.
     EndOfTopic { client: ClientRef },
+    /// ACTIVE_CONSUMER_CHANGE.
+    ActiveConsumerChange { client: ClientRef, active: bool },
     /// ACK_RESPONSE.
     Acked {
         client: ClientRef,
@@ -429,6 +467,7 @@ impl Message {
                 | Message::ConsumerRefused { .. }
                 | Message::ConsumerClosed { .. }
                 | Message::EndOfTopic { .. }
+                | Message::ActiveConsumerChange { .. }
                 | Message::Acked { .. }
                 | Message::Disconnect { .. }
                 | Message::Deliver { .. }

@@ -7,6 +7,7 @@ pub mod admin;
 pub mod context;
 pub mod message;
 pub mod metadata;
+mod murmur;
 pub mod name;
 pub mod output;
 mod reply;
@@ -32,6 +33,7 @@ use self::session::Sessions;
 pub use self::session::throttling::ReadRule;
 pub use self::settings::{AutoTopicType, PublishPacing, ServiceAddress, Settings};
 pub use self::time::Now;
+pub use self::topic::Books;
 use self::topic::Topics;
 pub use self::topic::rates::SharedRates;
 use crate::store::chunk::Chunk;
@@ -334,6 +336,12 @@ impl Engine {
             }
             request => self.topics.admin(&mut self.cx, asker, request, now),
         }
+    }
+
+    /// What every consumer was granted and sent. An error says what does not add up: balances, totals, pending acks, ready lists. For tests: it
+    /// looks at everything.
+    pub fn audit(&self) -> Result<Vec<Books>, String> {
+        self.topics.audit()
     }
 
     /// The effects of the turn.

@@ -197,6 +197,16 @@ pub(crate) fn last_message_id(
     }
 }
 
+pub(crate) fn active_consumer_change(consumer_id: u64, active: bool) -> BaseCommand {
+    BaseCommand {
+        active_consumer_change: Some(proto::CommandActiveConsumerChange {
+            consumer_id,
+            is_active: Some(active),
+        }),
+        ..base(Type::ActiveConsumerChange)
+    }
+}
+
 pub(crate) fn topics(
     request_id: u64,
     names: Vec<String>,

@@ -262,6 +262,9 @@ impl World {
         let now = self.now;
         let core = &mut self.cores[usize::from(index)];
         core.awake = core.engine.end_of_turn(now);
+        if let Err(error) = core.engine.audit() {
+            panic!("the books of core {index} do not add up: {error}");
+        }
         let effects = std::mem::take(core.engine.effects());
         let lanes = effects.mail.len();
         core.engine.effects().mail = (0..lanes).map(|_| Vec::new()).collect();

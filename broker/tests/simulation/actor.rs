@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::model::{At, Published, Sub};
+use vela_proto::command_subscribe::SubType;
+use vela_proto::{KeySharedMeta, KeySharedMode};
+
+use super::model::{At, Published, Sub, key_of};
 use super::rng::Rng;
 use crate::harness::client::say;
 use crate::harness::{Peer, World};
@@ -30,6 +33,8 @@ pub struct Consumer {
     pub closing: Option<u64>,
     pub given: i64,
     pub taken: i64,
+    /// Messages of batches delivered in part that were not part of the delivery: so much credit may have been taken back.
+    pub suspect: i64,
     pub epoch: u64,
     /// The last entry it got: an Exclusive one gets them in order.
     pub last: Option<At>,
@@ -72,6 +77,8 @@ pub struct Actor {
 
 /// What all clients share.
 pub struct Shared {
+    /// Credit is looked at before every entry, on all types of subscriptions.
+    pub precise: bool,
     pub topics: Vec<String>,
     pub subs: Vec<Sub>,
     pub published: Published,
@@ -119,9 +126,7 @@ impl Actor {
         self.producers.clear();
         self.old_producers.clear();
         for consumer in std::mem::take(&mut self.consumers).into_values() {
-            shared.subs[consumer.sub]
-                .held
-                .retain(|_, holder| *holder != consumer.key);
+            shared.subs[consumer.sub].left(consumer.key);
         }
         self.acks.clear();
         // A SEEK on its way may still take effect: its subscription stays loose until everything is at rest.
@@ -221,7 +226,11 @@ impl Actor {
         let mut payload = number.to_le_bytes().to_vec();
         payload.resize(8 + size, number as u8);
         let time = world.now.wall_ms;
-        world.feed(peer, &say::send(id, sequence, batch, time, &payload));
+        let key = key_of(number);
+        world.feed(
+            peer,
+            &say::send_keyed(id, sequence, batch, time, Some(&key), &payload),
+        );
     }
 
     pub fn subscribe(&mut self, world: &mut World, shared: &mut Shared, id: u64, sub: usize) {
@@ -239,6 +248,15 @@ impl Actor {
         if !model.shared {
             subscribe.consumer_epoch = Some(0);
         }
+        if let Some(keys) = &model.keys {
+            subscribe.sub_type = SubType::KeyShared as i32;
+            subscribe.consumer_name = Some(format!("c{}", shared.next_key));
+            subscribe.key_shared_meta = Some(KeySharedMeta {
+                key_shared_mode: KeySharedMode::AutoSplit as i32,
+                allow_out_of_order_delivery: Some(!keys.ordered),
+                ..Default::default()
+            });
+        }
         world.feed(peer, &say::bytes(&say::subscribe_command(subscribe)));
         let consumer = Consumer {
             sub,
@@ -247,6 +265,7 @@ impl Actor {
             closing: None,
             given: 0,
             taken: 0,
+            suspect: 0,
             epoch: 0,
             last: None,
             holds: BTreeMap::new(),
@@ -268,9 +287,7 @@ impl Actor {
             let request = self.request();
             self.dropped_opens.extend(consumer.opening);
             self.acks_of(consumer.key);
-            shared.subs[consumer.sub]
-                .held
-                .retain(|_, holder| *holder != consumer.key);
+            shared.subs[consumer.sub].left(consumer.key);
             world.feed(peer, &say::bytes(&say::close_consumer(id, request)));
         }
     }
@@ -322,6 +339,9 @@ impl Actor {
         if ids.is_empty() {
             return;
         }
+        ids.iter()
+            .filter(|(_, open)| *open == 0)
+            .for_each(|(at, _)| sub.let_go(*at));
         if cumulative {
             sub.ever_acked_upto = sub.ever_acked_upto.max(ids.last().map(|(at, _)| *at));
         } else {
@@ -372,6 +392,7 @@ impl Actor {
             for at in &chosen {
                 consumer.holds.remove(at);
                 sub.held.remove(at);
+                sub.let_go(*at);
             }
             let ids = chosen.iter().map(|at| say::id(at.0, at.1)).collect();
             world.feed(peer, &say::bytes(&say::redeliver(id, ids, None)));

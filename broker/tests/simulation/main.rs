@@ -13,7 +13,9 @@ mod harness;
 
 mod actor;
 mod consume;
+mod failover;
 mod hear;
+mod key_shared;
 mod model;
 mod publish;
 mod rates;

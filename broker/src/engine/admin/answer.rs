@@ -218,6 +218,10 @@ pub struct ConsumerStats {
     pub last_acked_ms: u64,
     /// Hash ranges it owns, Key_Shared.
     pub key_ranges: Option<Vec<(u32, u32)>>,
+    /// Hashes it holds messages of that are another consumer's by now: hash, unacknowledged messages, attempts that waited.
+    pub draining: Vec<(u32, u32, u32)>,
+    /// Hashes that it held so and that are free.
+    pub drained: u64,
 }
 
 /// The log behind a topic.

@@ -2,7 +2,9 @@
 
 use super::{Client, ClientState, Session};
 use crate::engine::context::Context;
-use crate::engine::message::{AccessMode, ClientRef, Message, OpenConsumer, OpenProducer};
+use crate::engine::message::{
+    AccessMode, ClientRef, KeySharedMeta, Message, OpenConsumer, OpenProducer, SubType,
+};
 use crate::engine::metadata::PartitionCheck;
 use crate::engine::name::{Domain, TopicName};
 use crate::engine::reply;
@@ -237,6 +239,9 @@ impl Session {
             Some(ClientState::Open { .. }) => return self.send(cx, &reply::success(request_id)),
             None => {}
         }
+        let Some(sub_type) = sub_type(&subscribe) else {
+            return self.protocol_error(cx);
+        };
         let (topic, create_topic) = match self.check_topic(cx, &subscribe.topic) {
             Ok(checked) => checked,
             Err((error, message)) => return self.send_error(cx, request_id, error, message),
@@ -261,7 +266,14 @@ impl Session {
         let open = OpenConsumer {
             topic,
             request_id,
-            shared: subscribe.sub_type == proto::command_subscribe::SubType::Shared as i32,
+            sub_type,
+            key_shared: subscribe.key_shared_meta.map(|meta| KeySharedMeta {
+                sticky: (meta.key_shared_mode == proto::KeySharedMode::Sticky as i32).then(|| {
+                    let ranges = meta.hash_ranges.iter();
+                    ranges.map(|range| (range.start, range.end)).collect()
+                }),
+                allow_out_of_order: meta.allow_out_of_order_delivery.unwrap_or(false),
+            }),
             subscription: subscribe.subscription,
             name: subscribe.consumer_name.unwrap_or_default(),
             priority: subscribe.priority_level.unwrap_or(0),
@@ -405,6 +417,12 @@ impl Session {
             {
                 self.send(cx, &reply::end_of_topic(id));
             }
+            // Peers below version 12 do not know the command.
+            Message::ActiveConsumerChange { active, .. }
+                if current(&self.consumers) && self.version >= 12 =>
+            {
+                self.send(cx, &reply::active_consumer_change(id, active));
+            }
             Message::ConsumerRefused {
                 request_id,
                 error,
@@ -483,6 +501,17 @@ fn check_producer(producer: &proto::CommandProducer) -> Result<(), (ServerError,
     Ok(())
 }
 
+/// The type a SUBSCRIBE asks for; `None` if there is no such type.
+fn sub_type(subscribe: &proto::CommandSubscribe) -> Option<SubType> {
+    use proto::command_subscribe::SubType as Asked;
+    Some(match Asked::try_from(subscribe.sub_type).ok()? {
+        Asked::Exclusive => SubType::Exclusive,
+        Asked::Shared => SubType::Shared,
+        Asked::Failover => SubType::Failover,
+        Asked::KeyShared => SubType::KeyShared,
+    })
+}
+
 fn check_subscribe(
     cx: &Context,
     subscribe: &proto::CommandSubscribe,
@@ -525,19 +554,12 @@ fn check_subscribe(
             format!("'{name}' cannot be a subscription name: it is blank or reserved"),
         ));
     }
-    let shared = subscribe.sub_type == SubType::Shared as i32;
-    if subscribe.read_compacted == Some(true)
-        && (shared || subscribe.sub_type == SubType::KeyShared as i32)
-    {
+    let sub_type = subscribe.sub_type;
+    let single = sub_type == SubType::Exclusive as i32 || sub_type == SubType::Failover as i32;
+    if subscribe.read_compacted == Some(true) && !single {
         return Err((
             ServerError::NotAllowedError,
             "readCompacted needs an Exclusive or Failover subscription".into(),
-        ));
-    }
-    if !shared && subscribe.sub_type != SubType::Exclusive as i32 {
-        return Err((
-            ServerError::NotAllowedError,
-            "Failover and Key_Shared subscriptions are not served by this version".into(),
         ));
     }
     if subscribe

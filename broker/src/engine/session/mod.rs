@@ -490,8 +490,9 @@ impl Sessions {
             | Message::NoSuchProducer { client }
             | Message::ConsumerOpened { client, .. }
             | Message::ConsumerRefused { client, .. }
-            | Message::ConsumerClosed { client, .. }
-            | Message::EndOfTopic { client } => *client,
+            | Message::ActiveConsumerChange { client, .. }
+            | Message::EndOfTopic { client }
+            | Message::ConsumerClosed { client, .. } => *client,
             _ => return,
         };
         let Some(session) = self.find(client.session) else {

@@ -6,18 +6,27 @@ mod admin;
 mod chunks;
 mod dedup;
 mod dispatch;
+mod dispatcher;
+mod failover;
 mod joining;
+mod key_shared;
 mod lanes;
 mod limits;
 mod meter;
 mod openings;
 mod operation;
+mod pending;
+mod permits;
 mod producer;
 mod publish;
 pub(super) mod rates;
+mod roster;
+mod single;
 mod stats;
+mod sticky;
 mod subscription;
 mod terminate;
+mod unacked;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,7 +47,9 @@ use self::openings::{ProbeFor, Seat};
 use self::operation::Operation;
 use self::producer::Producer;
 use self::rates::{Rates, SharedRates, TopicRate};
+pub use self::roster::Books;
 use self::subscription::{ORPHAN_MS, Subscription};
+use self::unacked::CoreUnacked;
 use super::context::Context;
 use super::message::{ClientKey, ClientRef, Message};
 use super::name::TopicName;
@@ -202,6 +213,10 @@ pub(super) struct Topics {
     dirty: Vec<u32>,
     /// Non-durable subscriptions that wait for their consumer: deadline, topic, subscription.
     orphans: BTreeSet<(u64, u32, u32)>,
+    /// Failover subscriptions whose active consumer has changed: when it is served, topic, subscription.
+    takeovers: BTreeSet<(u64, u32, u32)>,
+    /// Messages that consumers of this core's topics hold.
+    unacked: CoreUnacked,
 }
 
 impl Topics {
@@ -223,6 +238,8 @@ impl Topics {
             clock: Now::default(),
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
+            takeovers: BTreeSet::new(),
+            unacked: CoreUnacked::default(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -464,16 +481,50 @@ impl Topics {
         !self.dirty.is_empty()
     }
 
+    /// The books of all consumers; an error says what does not add up, or who stands still for no reason.
+    pub(super) fn audit(&self) -> Result<Vec<Books>, String> {
+        let mut books = Vec::new();
+        let mut unacked = 0;
+        for (_, topic) in &self.topics {
+            let lane = self.lanes.get(topic.lane);
+            let waits = topic.dirty || lane.is_some_and(|l| l.readers.contains(&topic.slot));
+            for (_, sub) in &topic.subs {
+                let wrong = |error: String| format!("{} of {}: {error}", sub.name, topic.name);
+                sub.audit().map_err(wrong)?;
+                if !waits && sub.stands_still(&topic.state, topic.confirmed) {
+                    return Err(wrong(
+                        "there are entries and somebody to take them, and nothing happens".into(),
+                    ));
+                }
+                unacked += sub.pending.unacked();
+                books.extend(sub.roster.books());
+            }
+        }
+        if unacked != self.unacked.total() {
+            return Err(format!(
+                "{unacked} messages are out, the core has counted {}",
+                self.unacked.total()
+            ));
+        }
+        Ok(books)
+    }
+
     pub(super) fn end_of_turn(&mut self, cx: &mut Context) {
         self.flush_lanes(cx);
     }
 
     pub(super) fn next_wakeup(&self) -> Option<u64> {
         let orphans = self.orphans.first().map(|(at, _, _)| *at);
-        [orphans, self.rates.next_wakeup(), self.sweep.next_wakeup()]
-            .into_iter()
-            .flatten()
-            .min()
+        let takeovers = self.takeovers.first().map(|(at, _, _)| *at);
+        [
+            orphans,
+            takeovers,
+            self.rates.next_wakeup(),
+            self.sweep.next_wakeup(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Carries out what is due: connections that waited for a rate go on, non-durable subscriptions whose consumer did not come back end.
@@ -481,6 +532,7 @@ impl Topics {
         self.clock = now;
         self.tick_rates(cx, now);
         self.sweep_sequences(cx, now);
+        self.tick_failover(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;

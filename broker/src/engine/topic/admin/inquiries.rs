@@ -410,6 +410,7 @@ impl Topics {
         }
         self.expel(cx, slot, sub_slot, None, true, now);
         self.reset(slot, sub_slot, to, ack_set);
+        self.settle_unacked(cx, slot, sub_slot);
         self.finish_reset(cx, slot, sub_slot, now);
         self.reply_durable(cx, asker, lane, Answer::Done);
     }

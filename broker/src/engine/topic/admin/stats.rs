@@ -1,6 +1,7 @@
 //! Counters and rates as administration shows them.
 
-use super::super::subscription::{Consumer, Subscription, mark_delete};
+use super::super::roster::Consumer;
+use super::super::subscription::{Subscription, mark_delete};
 use super::super::{Topic, Topics};
 use super::subscriptions::properties_of;
 use crate::engine::admin::{
@@ -102,7 +103,7 @@ impl Topic {
             let stats = CursorStats {
                 mark_delete,
                 read,
-                active: !sub.consumers.is_empty(),
+                active: !sub.roster.is_empty(),
                 replay: !sub.replay.is_empty(),
                 consumed: ledgers
                     .entries_between(Position::EARLIEST, self.confirmed)
@@ -133,39 +134,55 @@ impl Topic {
 
 impl Subscription {
     fn stats(&mut self, stats: &mut SubscriptionStats, now: Now) {
-        let shared = self.shared;
-        stats.kind = match (self.attached || !self.consumers.is_empty(), shared) {
-            (false, _) => "None",
-            (true, true) => "Shared",
-            (true, false) => "Exclusive",
+        stats.kind = match self.roster.arrivals() {
+            0 => "None",
+            _ => self.sub_type().name(),
         };
+        let mut keys = self.dispatcher.keys().map(|keys| keys.statistics());
+        if let Some(keys) = &keys {
+            stats.allow_out_of_order = keys.allow_out_of_order;
+            stats.key_shared_mode = Some(keys.mode);
+            stats.in_replay = keys.waiting as u64;
+        }
         (stats.messages_out, stats.bytes_out) = self.gone_out;
-        for (_, consumer) in self.consumers.iter_mut() {
-            let each = consumer.stats(now);
+        let consumers: Vec<u32> = self.roster.iter().map(|(index, _)| index).collect();
+        for index in consumers {
+            let unacked = self.pending.unacked_of(index);
+            let active = self.dispatcher.is_active(index);
+            let Some(consumer) = self.roster.get_mut(index) else {
+                continue;
+            };
+            let mut each = consumer.stats(unacked, now);
+            if let Some(keys) = &mut keys {
+                let own = keys.consumers.remove(&index).unwrap_or_default();
+                each.key_ranges = Some(own.ranges);
+                let drains = own.draining.iter();
+                each.draining = drains
+                    .map(|each| (u32::from(each.slot), each.unacked, each.blocked))
+                    .collect();
+                each.drained = own.drained;
+            }
             stats.rate_out += each.rate_out;
             stats.throughput_out += each.throughput_out;
             stats.messages_out += each.messages_out;
             stats.bytes_out += each.bytes_out;
             stats.redeliver_rate += each.redeliver_rate;
             stats.ack_rate += each.ack_rate;
-            stats.unacked += each.unacked;
             stats.last_consumed_ms = stats.last_consumed_ms.max(each.last_consumed_ms);
             stats.last_acked_ms = stats.last_acked_ms.max(each.last_acked_ms);
+            if active && !self.dispatcher.tracks_pending() {
+                stats.active_consumer = Some(each.name.clone());
+            }
             stats.consumers.push(each);
         }
-        stats.in_replay = self.replay.len() as u64;
+        stats.unacked = self.pending.unacked();
+        stats.in_replay += self.replay.len() as u64;
         stats.blocked = self.blocked;
-        if !shared {
-            stats.active_consumer = stats
-                .consumers
-                .first()
-                .map(|consumer| consumer.name.clone());
-        }
     }
 }
 
 impl Consumer {
-    fn stats(&mut self, now: Now) -> ConsumerStats {
+    fn stats(&mut self, unacked: u64, now: Now) -> ConsumerStats {
         ConsumerStats {
             session: self.client.session,
             name: self.name.clone(),
@@ -175,15 +192,20 @@ impl Consumer {
             bytes_out: self.sent_bytes.total(),
             redeliver_rate: self.redelivered.rate(now.ms),
             ack_rate: self.acked.rate(now.ms),
-            permits: self.permits,
-            unacked: self.unacked,
-            messages_per_entry: 0,
-            blocked: self.blocked,
+            permits: self.account().balance(),
+            unacked,
+            messages_per_entry: match self.sent.total() {
+                0 => 0,
+                _ => self.account().average().round() as u64,
+            },
+            blocked: self.is_blocked(),
             connected_ms: self.connected_ms,
             first_sent_ms: self.sent.first_wall_ms(now),
             last_consumed_ms: self.sent.last_wall_ms(now),
             last_acked_ms: self.acked.last_wall_ms(now),
             key_ranges: None,
+            draining: Vec::new(),
+            drained: 0,
         }
     }
 }

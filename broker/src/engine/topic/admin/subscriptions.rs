@@ -158,7 +158,7 @@ impl Topics {
             return reply(cx, asker, Answer::NoSubscription);
         };
         let (lane, name, cursor) = (topic.lane, sub.name.clone(), sub.cursor);
-        let consumers = sub.consumers.len();
+        let consumers = sub.roster.len();
         if consumers > 0 && !force {
             let producers = 0;
             return reply(
@@ -266,6 +266,7 @@ impl Topics {
         sub.rewind(at);
         topic.trim(seat, now);
         topic.mark_dirty(&mut self.dirty);
+        self.settle_unacked(cx, slot, sub_slot);
         true
     }
 

@@ -74,7 +74,7 @@ impl Topics {
         };
         Answer::Clients {
             producers: topic.producers.len(),
-            consumers: topic.subs.iter().map(|(_, sub)| sub.consumers.len()).sum(),
+            consumers: topic.subs.iter().map(|(_, sub)| sub.roster.len()).sum(),
         }
     }
 
@@ -124,12 +124,10 @@ impl Topics {
         self.close_clients(cx, slot, false, now);
         self.forget_rate(cx, slot, now);
         self.sweep.forget(slot);
-        let mut waiting = Vec::new();
+        for sub in self.sub_slots(slot) {
+            self.drop_subscription(cx, slot, sub, now);
+        }
         if let Some(topic) = self.topics.get_mut(slot as usize) {
-            for sub in topic.subs.drain() {
-                waiting.extend(sub.waiting);
-            }
-            topic.sub_names.clear();
             let operations = std::mem::take(&mut topic.operations);
             let inquiries = std::mem::take(&mut topic.inquiries);
             topic.state = TopicState::new(id, topic.name.as_str(), 0);
@@ -144,7 +142,6 @@ impl Topics {
             seat.append(&Record::TopicDeleted { topic: id });
             seat.push_behind(Pending::Vacate { topic: slot });
         }
-        self.reopen_waiting(cx, waiting, now);
         self.reply_durable(cx, asker, lane, Answer::Done);
     }
 
@@ -199,7 +196,6 @@ impl Topics {
         topic.rate_limited = 0;
         for (_, sub) in topic.subs.iter_mut() {
             sub.gone_out = (0, 0);
-            sub.attached = false;
         }
         let lane = topic.lane;
         self.reply_durable(cx, asker, lane, Answer::Done);
