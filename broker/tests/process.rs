@@ -14,6 +14,9 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+/// For what must come sooner or later: nobody knows how slow the machine is.
+const LIMIT: Duration = Duration::from_secs(60);
+
 fn vela() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vela"));
     // Nothing of the surroundings may change the settings.
@@ -86,7 +89,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(start.elapsed() < Duration::from_secs(10), "does not end");
+            assert!(start.elapsed() < LIMIT, "does not end");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -130,10 +133,9 @@ fn starts_serves_and_ends_when_asked() {
         assert!(get(&web, "/admin/v2/brokers/ready").starts_with("HTTP/1.1 200"));
         // A client that stays must not hold the end up.
         let _client = TcpStream::connect(running.address("pulsar://")).unwrap();
-        let start = Instant::now();
         running.signal(signal);
+        // Not 0 if a core's end took its ten seconds.
         assert_eq!(running.end().code(), Some(0), "{}", running.errors());
-        assert!(start.elapsed() < Duration::from_secs(5));
         let errors = running.errors();
         assert!(errors.contains("stopped"), "{errors}");
     }
@@ -202,7 +204,15 @@ fn too_little_lockable_memory_is_refused() {
     command
         .args(["-c", "ulimit -l 64 && exec \"$0\" \"$@\""])
         .arg(env!("CARGO_BIN_EXE_vela"))
-        .args(["--port", "0", "--web-port", "0", "--data-dir"])
+        .args([
+            "--port",
+            "0",
+            "--web-port",
+            "0",
+            "--cores",
+            "1",
+            "--data-dir",
+        ])
         .arg(dir.path());
     let text = refused(&mut command);
     for part in ["64 KiB", "512 KiB", "ulimit -l"] {
@@ -263,9 +273,7 @@ fn connections_beyond_the_limit_are_told_so() {
     let first = TcpStream::connect(address).unwrap();
     let _second = TcpStream::connect(address).unwrap();
     let mut third = TcpStream::connect(address).unwrap();
-    third
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    third.set_read_timeout(Some(LIMIT)).unwrap();
     let mut answer = Vec::new();
     third.read_to_end(&mut answer).unwrap();
     let text = String::from_utf8_lossy(&answer);
@@ -285,9 +293,6 @@ fn connections_beyond_the_limit_are_told_so() {
         if again.read(&mut byte).is_err() {
             break; // Nothing said, not closed: it is in.
         }
-        assert!(
-            start.elapsed() < Duration::from_secs(5),
-            "never let in again"
-        );
+        assert!(start.elapsed() < LIMIT, "never let in again");
     }
 }

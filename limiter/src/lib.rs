@@ -25,5 +25,5 @@ pub use notify::Listener;
 pub use pending::Pending;
 pub use policy::{MemoryLimiter, Mode, ParseModeError, State, Transitions};
 pub use shared::{SharedBucket, SharedRate};
-pub use throttle::{Latch, Reason, Released, Throttle};
+pub use throttle::{HoldCounts, Latch, Reason, Released, Throttle};
 pub use waiters::{HoldTicket, RateLimiter, Waiters};

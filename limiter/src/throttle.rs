@@ -31,11 +31,14 @@ pub enum Reason {
     /// The client has begun to read again a moment ago and is served slowly. Re-entrant. Set when `OutboundFull`
     /// clears or by its rate, cleared by a timer. `pulsarChannelPauseReceivingCooldownMs`.
     OutboundCooldown,
+    /// A publish to a topic of another core has not been charged to that topic's rates yet. Re-entrant. Set by the
+    /// publish, cleared when that core has charged it, which takes one round trip between two cores. No setting.
+    PublishCharge,
 }
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Memory,
         Self::PendingRequests,
         Self::PendingBytes,
@@ -44,6 +47,7 @@ impl Reason {
         Self::ResourceGroupRate,
         Self::OutboundFull,
         Self::OutboundCooldown,
+        Self::PublishCharge,
     ];
 
     /// The reason's name in metrics.
@@ -58,17 +62,55 @@ impl Reason {
             Self::ResourceGroupRate => "resource-group-rate",
             Self::OutboundFull => "outbound-full",
             Self::OutboundCooldown => "outbound-cooldown",
+            Self::PublishCharge => "publish-charge",
         }
     }
 
-    const fn bit(self) -> u8 {
-        1 << self as u8
+    const fn bit(self) -> u16 {
+        1 << self as u16
     }
 }
 
-const MEMORY: u8 = Reason::Memory.bit();
-const RATES: u8 =
-    Reason::TopicRate.bit() | Reason::BrokerRate.bit() | Reason::ResourceGroupRate.bit();
+const MEMORY: u16 = Reason::Memory.bit();
+const CHARGE: u16 = Reason::PublishCharge.bit();
+const RATES: u16 =
+    Reason::TopicRate.bit() | Reason::BrokerRate.bit() | Reason::ResourceGroupRate.bit() | CHARGE;
+
+/// How often connections began to be held and were let go, since the start: plain data of one core, which only grows and
+/// changes only when a connection does. What has begun and not ended holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HoldCounts {
+    holds: [u64; Reason::ALL.len()],
+    releases: [u64; Reason::ALL.len()],
+    /// Times a connection that nothing held began to be held. A publish's way to another core and back
+    /// ([`Reason::PublishCharge`]) alone is no hold in this sense.
+    pub paused: u64,
+    /// Times a connection stopped being held for any reason, its end included.
+    pub resumed: u64,
+}
+
+impl HoldCounts {
+    /// Times a connection that was not held for `reason` began to be.
+    #[must_use]
+    pub fn holds(&self, reason: Reason) -> u64 {
+        self.holds.get(reason as usize).copied().unwrap_or(0)
+    }
+
+    /// Times a connection was held for `reason` no longer, its end included.
+    #[must_use]
+    pub fn releases(&self, reason: Reason) -> u64 {
+        self.releases.get(reason as usize).copied().unwrap_or(0)
+    }
+
+    fn note(&mut self, before: u16, after: u16) {
+        let paused = |held: u16| held & !CHARGE != 0;
+        match (paused(before), paused(after)) {
+            (false, true) => self.paused += 1,
+            (true, false) => self.resumed += 1,
+            _ => {}
+        }
+    }
+}
 
 /// What a release has made possible that was not possible before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,7 +128,7 @@ pub struct Released {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Throttle {
     /// Bit of every reason whose count is not zero.
-    held: u8,
+    held: u16,
     counts: [u32; Reason::ALL.len()],
 }
 
@@ -97,36 +139,61 @@ impl Throttle {
         Self::default()
     }
 
-    /// Holds the connection once more for `reason`. True: it was not held for it before.
-    pub fn hold(&mut self, reason: Reason) -> bool {
-        let first = !self.is_held(reason);
+    /// Holds the connection once more for `reason`. True: it was not held for it before, which `counts` takes note of.
+    pub fn hold(&mut self, reason: Reason, counts: &mut HoldCounts) -> bool {
+        let (before, first) = (self.held, !self.is_held(reason));
         if let Some(count) = self.counts.get_mut(reason as usize) {
             *count = count.saturating_add(1);
         }
         self.held |= reason.bit();
+        if first {
+            if let Some(holds) = counts.holds.get_mut(reason as usize) {
+                *holds += 1;
+            }
+            counts.note(before, self.held);
+        }
         first
     }
 
-    /// Undoes one hold. A release without a hold changes nothing (and is a fault of the caller, which debug
-    /// builds report).
-    pub fn release(&mut self, reason: Reason) -> Released {
+    /// Undoes one hold; `counts` takes note if it was the last for `reason`. A release without a hold changes nothing (and is a fault of
+    /// the caller, which debug builds report).
+    pub fn release(&mut self, reason: Reason, counts: &mut HoldCounts) -> Released {
         debug_assert!(
             self.is_held(reason),
             "released {}, which is not held",
             reason.name()
         );
         let (reads, delivery, held) = (self.may_read(), self.may_deliver(), self.is_held(reason));
+        let before = self.held;
         if let Some(count) = self.counts.get_mut(reason as usize) {
             *count = count.saturating_sub(1);
             if *count == 0 {
                 self.held &= !reason.bit();
             }
         }
+        let reason_free = held && !self.is_held(reason);
+        if reason_free {
+            if let Some(releases) = counts.releases.get_mut(reason as usize) {
+                *releases += 1;
+            }
+            counts.note(before, self.held);
+        }
         Released {
             reads_free: !reads && self.may_read(),
             delivery_free: !delivery && self.may_deliver(),
-            reason_free: held && !self.is_held(reason),
+            reason_free,
         }
+    }
+
+    /// The connection is gone: whatever held it ends with it.
+    pub fn end(&mut self, counts: &mut HoldCounts) {
+        for reason in self.reasons() {
+            if let Some(releases) = counts.releases.get_mut(reason as usize) {
+                *releases += 1;
+            }
+        }
+        counts.note(self.held, 0);
+        *self = Self::default();
     }
 
     /// Whether the socket may be read: nothing holds.
@@ -195,14 +262,20 @@ impl Latch {
     }
 
     /// Makes the hold of this latch what `on` says. What that freed is in the answer.
-    pub fn set(&mut self, throttle: &mut Throttle, reason: Reason, on: bool) -> Released {
+    pub fn set(
+        &mut self,
+        throttle: &mut Throttle,
+        reason: Reason,
+        on: bool,
+        counts: &mut HoldCounts,
+    ) -> Released {
         let was = std::mem::replace(&mut self.on, on);
         match (was, on) {
             (false, true) => {
-                throttle.hold(reason);
+                throttle.hold(reason, counts);
                 Released::default()
             }
-            (true, false) => throttle.release(reason),
+            (true, false) => throttle.release(reason, counts),
             _ => Released::default(),
         }
     }

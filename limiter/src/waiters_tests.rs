@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::bucket::SECOND;
-use crate::throttle::{Reason, Throttle};
+use crate::throttle::{HoldCounts, Reason, Throttle};
 use proptest::prelude::*;
 
 fn limiter(messages: u64) -> RateLimiter<PublishRate, u32> {
@@ -16,7 +16,7 @@ fn a_delayed_release_of_an_old_burst_leaves_the_connection_held_while_it_is_in_d
     let mut limiter = limiter(10);
     let mut throttle = Throttle::new();
     let _ticket = limiter.charge(0, 1, 20, 0).unwrap();
-    throttle.hold(Reason::BrokerRate);
+    throttle.hold(Reason::BrokerRate, &mut HoldCounts::default());
     assert_eq!(
         limiter.charge(0, 1, 20, 0),
         None,
@@ -35,16 +35,24 @@ fn a_delayed_release_of_an_old_burst_leaves_the_connection_held_while_it_is_in_d
     // The order to release is still on its way when a frame that was read before is charged: a second hold.
     let newer = limiter.charge(now, 1, 20, 0).unwrap();
     assert_ne!(newer, late);
-    throttle.hold(Reason::BrokerRate);
+    throttle.hold(Reason::BrokerRate, &mut HoldCounts::default());
     // Now the old order arrives.
-    assert!(!throttle.release(Reason::BrokerRate).reads_free);
+    assert!(
+        !throttle
+            .release(Reason::BrokerRate, &mut HoldCounts::default())
+            .reads_free
+    );
     assert!(throttle.is_held(Reason::BrokerRate) && !throttle.may_read());
     assert_eq!(limiter.pace().messages.as_ref().unwrap().balance(now), -19);
     // And the newer hold ends by its own, when the debt is paid.
     let now = now + limiter.wait(now).unwrap();
     let (_, own) = limiter.release(now).unwrap();
     assert_eq!(own, newer);
-    assert!(throttle.release(Reason::BrokerRate).reads_free);
+    assert!(
+        throttle
+            .release(Reason::BrokerRate, &mut HoldCounts::default())
+            .reads_free
+    );
     assert_eq!(limiter.wait(now), None);
 }
 
@@ -57,19 +65,23 @@ fn the_order_in_which_releases_arrive_does_not_matter() {
     let mut now = 0;
     for _ in 0..2 {
         assert!(limiter.charge(now, 1, 20, 0).is_some());
-        throttle.hold(Reason::TopicRate);
+        throttle.hold(Reason::TopicRate, &mut HoldCounts::default());
         now += limiter.wait(now).unwrap();
         late.push(limiter.release(now).unwrap());
     }
     assert!(limiter.charge(now, 1, 20, 0).is_some());
-    throttle.hold(Reason::TopicRate);
+    throttle.hold(Reason::TopicRate, &mut HoldCounts::default());
     for _ in late.into_iter().rev() {
-        let _ = throttle.release(Reason::TopicRate);
+        let _ = throttle.release(Reason::TopicRate, &mut HoldCounts::default());
         assert!(!throttle.may_read(), "in debt");
     }
     now += limiter.wait(now).unwrap();
     assert!(limiter.release(now).is_some());
-    assert!(throttle.release(Reason::TopicRate).reads_free);
+    assert!(
+        throttle
+            .release(Reason::TopicRate, &mut HoldCounts::default())
+            .reads_free
+    );
 }
 
 /// Five producers, each 600 messages in one frame, then one message a time: 3,005 in all, and every one charged.
@@ -203,7 +215,7 @@ proptest! {
                     let ticket = limiter.charge(now, connection, messages, 0);
                     prop_assert!(!(waited && ticket.is_some()));
                     if ticket.is_some() {
-                        open.get_mut(&connection).unwrap().hold(Reason::TopicRate);
+                        open.get_mut(&connection).unwrap().hold(Reason::TopicRate, &mut HoldCounts::default());
                     }
                     let balance = limiter.pace().messages.as_ref().unwrap().balance(now);
                     prop_assert!(balance > 0 || limiter.waiters().is_waiting(connection));
@@ -218,7 +230,7 @@ proptest! {
                     let at = usize::try_from(messages).unwrap() % under_way.len();
                     let connection = under_way.swap_remove(at);
                     if let Some(throttle) = open.get_mut(&connection) {
-                        let _ = throttle.release(Reason::TopicRate);
+                        let _ = throttle.release(Reason::TopicRate, &mut HoldCounts::default());
                     }
                 },
             }
@@ -234,7 +246,7 @@ proptest! {
         }
         for connection in under_way {
             if let Some(throttle) = open.get_mut(&connection) {
-                let _ = throttle.release(Reason::TopicRate);
+                let _ = throttle.release(Reason::TopicRate, &mut HoldCounts::default());
             }
         }
         prop_assert!(open.values().all(Throttle::may_read));

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import random
 import re
 import select
 import signal
@@ -10,11 +11,12 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from urllib.parse import urlparse
 
 READY = re.compile(r"vela is ready: (pulsar://\S+) (http://\S+)")
-START_LIMIT_SECONDS = 60
-STOP_LIMIT_SECONDS = 20
+START_LIMIT_SECONDS = 120
+STOP_LIMIT_SECONDS = 60
 
 
 PR_SET_PDEATHSIG = 1
@@ -27,11 +29,19 @@ def _die_with_the_test_run():
 
 
 def free_port():
-    """A port that nothing listens on right now. Another process may take it before it is used: for restarts on the same
-    port only, everything else lets the broker choose."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nothing listens on right now, for restarts on the same port; everything else lets the broker choose. It is not one
+    that the kernel gives out by itself, so nobody gets it by chance while the broker is down."""
+    given_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    candidates = [port for port in range(10_000, 60_000) if not int(given_out[0]) <= port <= int(given_out[1])]
+    candidates = candidates or list(range(10_000, 60_000))
+    for port in random.sample(candidates, len(candidates)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no port is free")
 
 
 class Broker:
@@ -42,7 +52,7 @@ class Broker:
         parts = urlparse(url)
         self.host, self.port = parts.hostname, parts.port or 6650
 
-    def http(self, path, method="GET", timeout=10):
+    def http(self, path, method="GET", timeout=60):
         """The text of an HTTP answer of the web port."""
         request = urllib.request.Request(self.admin + path, method=method)
         with urllib.request.urlopen(request, timeout=timeout) as answer:
@@ -56,6 +66,14 @@ class Broker:
             return None
         values = [float(line.split()[-1]) for line in text.splitlines() if line.startswith((name + " ", name + "{"))]
         return sum(values) if values else None
+
+    def throttled(self, reason):
+        """(times that connections began to be held for a reason, times that they were let go) since the start: counters, for whoever
+        looks at what holds now looks too early or too late. They are a heartbeat old."""
+        text = self.http("/metrics")
+        return tuple(
+            int(line.split()[-1]) for kind in ("holds", "releases") for line in text.splitlines()
+            if line.startswith(f'vela_throttle_{kind}_total{{reason="{reason}"}} '))
 
 
 class BrokerProcess(Broker):

@@ -115,7 +115,7 @@ def make_client(broker):
     clients = []
 
     def make(url=None, **options):
-        options.setdefault("operation_timeout_seconds", 20)
+        options.setdefault("operation_timeout_seconds", 60)
         client = pulsar.Client(url or broker.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), **options)
         clients.append(client)
         return client
@@ -181,7 +181,7 @@ class SilentSocket(threading.Thread):
     def run(self):
         try:
             while True:
-                frame = self.connection.receive(90)
+                frame = self.connection.receive(150)
                 self.received.append((round(time.monotonic() - self.opened, 1), frame.type))
         except ConnectionClosed:
             self.closed_after = time.monotonic() - self.opened

@@ -4,6 +4,12 @@ import threading
 import time
 
 from rawpulsar import ConnectionClosed, entry_bytes, send_frame
+from waiting import LIMIT_SECONDS
+
+
+def exceeds(times, rate, burst):
+    """The first (number, seconds) that a rate per second behind a burst does not allow, or None."""
+    return next(((n, at) for n, at in enumerate(sorted(times), 1) if n > burst + rate * at), None)
 
 
 class Load:
@@ -75,7 +81,7 @@ class Load:
     def ids(self, producer=1):
         return [id for _, of, id in self.receipts if of == producer]
 
-    def wait_for(self, count, seconds):
+    def wait_for(self, count, seconds=LIMIT_SECONDS):
         """Waits for so many receipts in all, and says when the last of them came."""
         end = time.monotonic() + seconds
         while len(self.receipts) < count:
@@ -84,12 +90,14 @@ class Load:
             time.sleep(0.01)
         return self.receipts[count - 1][0]
 
-    def between(self, start, end, producer=None):
-        """Receipts that came in [start, end) seconds."""
-        return sum(start <= at < end and producer in (None, of) for at, of, _ in self.receipts)
+    def exceeds(self, rate, burst, producer=None):
+        """The first receipt that came too early for a rate per second behind a burst, or None. Counted from the start of the load, so
+        that a pause of anybody moves receipts only to where more of them are allowed."""
+        times = [at for at, of, _ in self.receipts if producer in (None, of)]
+        return exceeds(times, rate, burst)
 
     def stop(self):
         self._stop.set()
         self.connection.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(LIMIT_SECONDS)

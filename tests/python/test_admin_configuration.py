@@ -10,6 +10,7 @@ import pulsar
 import pytest
 
 from rawpulsar import RawConnection
+from waiting import LIMIT_SECONDS, eventually
 
 CONFIGURATION = "/admin/v2/brokers/configuration"
 NAMESPACE = "/admin/v2/namespaces/public/default"
@@ -40,7 +41,7 @@ def call(broker):
             headers.setdefault("Content-Type", JSON)
         request = urllib.request.Request(broker.admin + path, data=data, method=method, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return Answer(answer.status, answer.headers, answer.read().decode())
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.headers, error.read().decode())
@@ -122,18 +123,18 @@ def test_set_show_and_delete(call, setting):
     values = call("GET", f"{CONFIGURATION}/values")
     assert (values.status, values.type) == (200, JSON)
     assert values.json[name] == "34"
-    assert within(5, lambda: runtime(call, name) == "34")
+    assert within(LIMIT_SECONDS, lambda: runtime(call, name) == "34")
     for _ in range(2):
         answer = call("DELETE", f"{CONFIGURATION}/{name}")
         assert (answer.status, answer.type, answer.body) == (200, None, "")
     assert name not in call("GET", f"{CONFIGURATION}/values").json
-    assert within(5, lambda: runtime(call, name) == before)
+    assert within(LIMIT_SECONDS, lambda: runtime(call, name) == before)
 
 
 def test_a_value_that_does_not_parse_is_shown_and_changes_nothing(call, setting):
     name = "dispatcherMaxRoundRobinBatchSize"
     setting(name, "33")
-    assert within(5, lambda: runtime(call, name) == "33")
+    assert within(LIMIT_SECONDS, lambda: runtime(call, name) == "33")
     setting(name, "abc")
     assert call("GET", f"{CONFIGURATION}/values").json[name] == "abc"
     time.sleep(0.3)
@@ -177,10 +178,10 @@ def test_auto_creation_off_counts_for_open_connections(call, setting, make_raw, 
     raw = make_raw()
     raw.producer(topic, 1)
     setting("allowAutoTopicCreation", "false")
-    assert within(5, lambda: runtime(call, "allowAutoTopicCreation") == "false")
+    assert within(LIMIT_SECONDS, lambda: runtime(call, "allowAutoTopicCreation") == "false")
     raw.request("PRODUCER", "ERROR", topic=topic + "-other", producer_id=2)
     assert call("DELETE", f"{CONFIGURATION}/allowAutoTopicCreation").status == 200
-    assert within(5, lambda: runtime(call, "allowAutoTopicCreation") == "true")
+    assert within(LIMIT_SECONDS, lambda: runtime(call, "allowAutoTopicCreation") == "true")
     raw.producer(topic + "-third", 3)
 
 
@@ -291,9 +292,30 @@ def publish_for(producer, seconds):
     return len(done) / (time.monotonic() - start)
 
 
-@pytest.mark.parametrize("name", ["maxPublishRatePerTopicInMessages", "brokerPublisherThrottlingMaxMessageRate"])
+def publish_freely(broker, producer, reason):
+    """Many messages, for none of which a rate holds anybody: at 100 per second they took 50 seconds."""
+    eventually(lambda: len(set(broker.throttled(reason))) == 1, lambda: f"still held: {broker.throttled(reason)}")
+    holds, _ = broker.throttled(reason)
+    done = []
+    for number in range(5000):
+        eventually(lambda: number - len(done) < 500, lambda: f"{len(done)} receipts")
+        producer.send_async(b"x" * 100, lambda result, _: done.append(result))
+    producer.flush()
+    eventually(lambda: len(done) == 5000, lambda: f"{len(done)} receipts")
+    assert set(done) == {pulsar.Result.Ok}
+    messages = broker.metric("vela_messages_in_total")
+    # Figures are a heartbeat old: the next ones are younger than all of this.
+    producer.send(b"x")
+    eventually(lambda: broker.metric("vela_messages_in_total") > messages)
+    assert broker.throttled(reason)[0] == holds
+
+
+RATES = [("maxPublishRatePerTopicInMessages", "topic-rate"), ("brokerPublisherThrottlingMaxMessageRate", "broker-rate")]
+
+
+@pytest.mark.parametrize("name, reason", RATES)
 @pytest.mark.vela_only
-def test_a_rate_holds_open_producers_and_its_end_frees_them(call, setting, client, topic, name):
+def test_a_rate_holds_open_producers_and_its_end_frees_them(broker, call, setting, client, topic, name, reason):
     producer = client.create_producer(topic, batching_enabled=False, send_timeout_millis=0)
     publish_for(producer, 0.2)
     setting(name, "100")
@@ -303,17 +325,17 @@ def test_a_rate_holds_open_producers_and_its_end_frees_them(call, setting, clien
     # Still in debt, and free at once when the limit goes.
     producer.send_async(b"x", lambda *_: None)
     assert call("DELETE", f"{CONFIGURATION}/{name}").status == 200
-    assert publish_for(producer, 1) > 400
+    publish_freely(broker, producer, reason)
 
 
 @pytest.mark.vela_only
-def test_the_rate_of_a_namespace_counts_at_once(call, client, topic, clean_namespace):
+def test_the_rate_of_a_namespace_counts_at_once(broker, call, client, topic, clean_namespace):
     producer = client.create_producer(topic, batching_enabled=False, send_timeout_millis=0)
     assert call("POST", f"{NAMESPACE}/publishRate", {"publishThrottlingRateInMsg": 100}).status == 204
     publish_for(producer, 1)
     assert publish_for(producer, 3) < 200
     assert call("DELETE", f"{NAMESPACE}/publishRate").status == 204
-    assert publish_for(producer, 1) > 400
+    publish_freely(broker, producer, "topic-rate")
 
 
 @pytest.mark.restart
@@ -353,7 +375,7 @@ def test_the_log_level_changes_while_running(make_broker):
     assert "defaultNumPartitions" not in process.log()
     process.http(f"{CONFIGURATION}/logLevel/info", method="POST")
     process.http(f"{path}/4", method="POST")
-    assert 'setting="defaultNumPartitions" value="4" before="3"' in process.log()
+    eventually(lambda: 'setting="defaultNumPartitions" value="4" before="3"' in process.log(), process.log)
     process.stop()
 
 
@@ -379,7 +401,7 @@ def test_rates_of_namespaces_and_groups_survive_a_kill(make_broker):
 
     def send(method, path, body):
         request = urllib.request.Request(process.admin + path, json.dumps(body).encode(), {"Content-Type": JSON}, method=method)
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
     send("PUT", f"{GROUPS}/g", {"publishRateInMsgs": 50})
     process.http(f"{NAMESPACE}/resourcegroup/g", method="POST")
@@ -392,7 +414,7 @@ def test_rates_of_namespaces_and_groups_survive_a_kill(make_broker):
     publish_for(producer, 1)
     assert publish_for(producer, 3) < 100
     send("PUT", f"{GROUPS}/g", {"publishRateInMsgs": -1})
-    assert publish_for(producer, 1) > 400
+    publish_freely(process, producer, "resource-group-rate")
     client.close()
     process.stop()
 
@@ -408,6 +430,9 @@ def test_metrics_name_what_holds_connections(broker):
         'vela_throttled_connections{reason="memory"} ',
         'vela_buffer_memory_bytes{holder="inbound"} ',
         "vela_memory_throttles_total ",
+        'vela_throttle_holds_total{reason="pending-bytes"} ',
+        'vela_throttle_releases_total{reason="memory"} ',
+        'pulsar_broker_connection_rate_limit_count_total{cluster="standalone",pulsar_connection_rate_limit_operation_name="paused"} ',
     ):
         assert line in text
     families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}

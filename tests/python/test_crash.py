@@ -15,6 +15,7 @@ import pytest
 
 from broker_process import free_port
 from rawpulsar import ConnectionClosed, RawConnection, command_frame
+from waiting import LIMIT_SECONDS
 
 pytestmark = [pytest.mark.restart, pytest.mark.timeout(900)]
 
@@ -25,7 +26,7 @@ TOPICS = 3
 
 def official_client(broker):
     return pulsar.Client(
-        broker.url, operation_timeout_seconds=30, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        broker.url, operation_timeout_seconds=60, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
 
 
 def read_everything(broker, topic):
@@ -35,7 +36,7 @@ def read_everything(broker, topic):
         reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=5000)
         payloads = []
         while reader.has_message_available():
-            payloads.append(reader.read_next(10_000).data())
+            payloads.append(reader.read_next(60_000).data())
         return payloads
     finally:
         client.close()
@@ -103,7 +104,7 @@ class Publisher(threading.Thread):
         """Stops sending and waits for every receipt."""
         self.stopping = True
         self.running.set()
-        self.join(30)
+        self.join(2 * LIMIT_SECONDS)
         assert not self.is_alive(), f"{self.topic}: a send hangs"
         self.producer.flush()
         assert self.failed == []
@@ -119,7 +120,7 @@ def test_confirmed_messages_survive_in_order(make_broker):
         Publisher(client, f"persistent://public/default/crash-{index}", batched=index % 2 == 0) for index in range(TOPICS)]
     for round_ in range(ROUNDS):
         targets = [len(publisher.confirmed) + rng.randint(1, 400) for publisher in publishers]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 2 * LIMIT_SECONDS
         while not all(len(publisher.confirmed) >= target for publisher, target in zip(publishers, targets)):
             assert time.monotonic() < deadline, f"round {round_}: publishing does not go on after the restart"
             time.sleep(0.001)
@@ -175,7 +176,7 @@ class Acker:
         seen, entries = set(), set()
         while True:
             try:
-                message = self.connection.next(10 if required - seen else 0.3)
+                message = self.connection.next(LIMIT_SECONDS if required - seen else 0.3)
             except TimeoutError:
                 break
             assert message.type == "MESSAGE", f"{where}: {message}"
@@ -249,8 +250,8 @@ def test_answered_acks_survive(make_broker):
             work.append((acker, acker.send_acks(rng.uniform(0.3, 0.9))))
         for acker, waiting in work:
             most = rng.randint(0, len(waiting))
-            taken = acker.take_answers(waiting, most, 10)
-            assert taken == most, f"round {round_}, {acker.mode}: {taken} of {most} acks were answered in 10 s"
+            taken = acker.take_answers(waiting, most, LIMIT_SECONDS)
+            assert taken == most, f"round {round_}, {acker.mode}: {taken} of {most} acks were answered in {LIMIT_SECONDS} s"
         broker.kill()
         noise.broker_was_killed()
         for acker, waiting in work:
@@ -281,7 +282,7 @@ def test_nothing_changes_over_an_orderly_restart(make_broker):
             acker.receive(f"round {round_}, {acker.mode}")
             waiting = acker.send_acks(0.5)
             count = len(waiting)
-            assert acker.take_answers(waiting, count, 10) == count
+            assert acker.take_answers(waiting, count, LIMIT_SECONDS) == count
             assert not acker.in_doubt
             acker.connection.close()
         assert broker.stop() == 0

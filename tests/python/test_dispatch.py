@@ -1,12 +1,12 @@
 """Permits and who gets which message."""
 
-import collections
 import itertools
 
 import pulsar
 import pytest
 
 from rawpulsar import entry_bytes, send_frame
+from waiting import collect, gather
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ class TestPermits:
     def test_an_impossible_flow_closes_the_connection(self, raw, topic, permits):
         raw.subscribe(topic, "s", "Shared")
         raw.flow(permits)
-        raw.expect_closed(5)
+        raw.expect_closed()
 
     def test_a_partly_acked_batch_costs_what_is_left_of_it(self, raw, topic, publish):
         publish(batch=10)
@@ -158,15 +158,7 @@ class TestShared:
         for number in range(200):
             producer.send_async(b"%d" % number, lambda result, id: None)
         producer.flush()
-        got = collections.defaultdict(list)
-        for index, consumer in enumerate(consumers):
-            while True:
-                try:
-                    message = consumer.receive(500)
-                except pulsar.Timeout:
-                    break
-                consumer.acknowledge(message)
-                got[index].append(int(message.data()))
+        got = [[int(message.data()) for message in messages] for messages in gather(consumers, 200)]
         assert sorted(got[0] + got[1]) == list(range(200))
         assert got[0] and got[1]
 
@@ -182,12 +174,9 @@ class TestShared:
         for sequence in range(300):
             raw.expect("SEND_RECEIPT", sequence_id=sequence)
         owners = {}
-        for number, consumer in enumerate(consumers):
-            while True:
-                try:
-                    owners.setdefault(int(consumer.next(0.5).payload), []).append(number)
-                except TimeoutError:
-                    break
+        for number, messages in enumerate(collect(consumers, 300)):
+            for message in messages:
+                owners.setdefault(int(message.payload), []).append(number)
         assert sorted(owners) == list(range(300)) and all(len(who) == 1 for who in owners.values())
         turns = [len(list(turn)) for _, turn in itertools.groupby(owners[n][0] for n in range(300))]
         assert max(turns) <= 20

@@ -31,14 +31,14 @@ class TestCommandsBeforeConnectCloseTheConnection:
     def test_without_a_reply(self, open_raw, command):
         connection = open_raw()
         connection.write(command)
-        connection.expect_closed(5)
+        connection.expect_closed()
 
 
 def test_a_second_connect_closes_the_connection(open_raw):
     connection = open_raw()
     connection.connect()
     connection.send("CONNECT", client_version="again", protocol_version=21)
-    connection.expect_closed(5)
+    connection.expect_closed()
 
 
 def test_ping_is_answered_before_connect_and_after(open_raw):
@@ -66,15 +66,16 @@ class TestSilentConnectionsAreClosed:
     @pytest.mark.parametrize("socket", ["nothing", "only a ping"])
     def test_without_connect_after_30_seconds(self, silent_sockets, socket):
         silent = silent_sockets[socket]
-        silent.join(45)
+        silent.join(120)
         assert silent.closed_after is not None, "still open"
-        assert 25 <= silent.closed_after <= 40
+        # Before the interval after the next.
+        assert 25 <= silent.closed_after < 60
         assert [kind for _, kind in silent.received] == ([] if socket == "nothing" else ["PONG"])
 
     def test_after_connect_a_ping_comes_at_30_seconds_and_the_close_by_60(self, silent_sockets):
         silent = silent_sockets["connected"]
-        silent.join(75)
+        silent.join(150)
         assert silent.closed_after is not None, "still open"
-        assert 30 <= silent.closed_after <= 70
         (at, kind), = silent.received
-        assert kind == "PING" and 25 <= at <= 40
+        assert kind == "PING" and 25 <= at < 60
+        assert at < silent.closed_after and 30 <= silent.closed_after < 90

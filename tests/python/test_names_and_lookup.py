@@ -60,8 +60,8 @@ def test_short_names_mean_persistent_public_default(client, topic):
     assert producer.topic() == topic
     producer.send(b"by the short name")
     client.create_producer(f"public/default/{local}").send(b"by tenant and namespace")
-    assert consumer.receive(10_000).data() == b"by the short name"
-    assert consumer.receive(10_000).data() == b"by tenant and namespace"
+    assert consumer.receive(60_000).data() == b"by the short name"
+    assert consumer.receive(60_000).data() == b"by tenant and namespace"
 
 
 def test_subscribing_without_leave_to_create_fails_on_a_missing_topic(raw, topic):

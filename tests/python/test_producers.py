@@ -41,7 +41,7 @@ def test_a_dead_holder_of_the_name_gives_way(make_raw, client, topic):
     holder.producer(topic, producer_name="the-name")
     client.create_producer(topic, producer_name="the-name").send(b"took over")
     assert holder.receive().type == "PING"
-    holder.expect_closed(5)
+    holder.expect_closed()
 
 
 def test_the_same_id_may_come_again_with_a_higher_epoch_but_no_other_id_may(raw, topic):
@@ -66,7 +66,7 @@ class TestSendWithoutAProducerClosesTheConnection:
     def test_for_an_id_never_created(self, raw, make_raw):
         bystander = make_raw()
         raw.write(send_frame(entry_bytes(b"lost"), producer_id=77, sequence_id=0, num_messages=1))
-        raw.expect_closed(5)
+        raw.expect_closed()
         bystander.expect_alive()
 
     def test_for_an_id_the_client_closed(self, raw, topic):
@@ -74,7 +74,7 @@ class TestSendWithoutAProducerClosesTheConnection:
         raw.publish(b"kept")
         raw.request("CLOSE_PRODUCER", producer_id=1)
         raw.write(send_frame(entry_bytes(b"lost"), producer_id=1, sequence_id=1, num_messages=1))
-        raw.expect_closed(5)
+        raw.expect_closed()
 
 
 class TestClosing:

@@ -1,53 +1,62 @@
-"""Unanswered publishes on a running broker: their bytes and their number are bounded, nothing is lost, and all goes on in order."""
+"""Unanswered publishes on a running broker: their bytes and their number are bounded, nothing is lost, and all goes on in order.
+
+Storage stands still for as long as a test wants (faultSyncHoldFile), so that nothing depends on how fast anything is."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from publishing_load import Load
 from rawpulsar import RawConnection
+from waiting import eventually
 
 CONFIGURATION = "/admin/v2/brokers/configuration"
 MIB = 1 << 20
+REQUESTS, BYTES = "pending-requests", "pending-bytes"
 
 
-def held(broker, reason):
-    """Connections that `reason` holds now."""
-    name = f'vela_throttled_connections{{reason="{reason}"}} '
-    line = next(line for line in broker.http("/metrics").splitlines() if line.startswith(name))
-    return int(float(line.split()[-1]))
+def stays(value, look):
+    """A value is what it should be, and still is a few heartbeats later."""
+    eventually(lambda: look() == value, lambda: f"{look()}, not {value}")
+    time.sleep(0.6)
+    assert look() == value
 
 
-def watch(broker, reason, load, count, seconds):
-    """(seconds since the load's start, connections held, receipts) until `count` receipts are there."""
-    samples = []
-    end = time.monotonic() + seconds
-    while len(load.receipts) < count:
-        assert time.monotonic() < end and not load.errors, (len(load.receipts), load.errors[:3])
-        receipts = len(load.receipts)
-        samples.append((time.monotonic() - load.start, held(broker, reason), receipts))
-        time.sleep(0.02)
-    return samples
+def all_are_let_go(broker, *reasons):
+    """Nobody is held any more, and each hold had its end."""
+    for reason in reasons:
+        eventually(lambda: len(set(broker.throttled(reason))) == 1, lambda: f"{reason}: {broker.throttled(reason)}")
+    eventually(lambda: broker.metric("vela_throttled_connections") == 0, lambda: broker.http("/metrics"))
 
 
-def none_is_held(broker):
-    end = time.monotonic() + 3
-    while broker.metric("vela_throttled_connections"):
-        assert time.monotonic() < end, broker.http("/metrics")
-        time.sleep(0.02)
+def operations(broker):
+    """(times that reads were paused, times that they were resumed), by the name that Pulsar has for it."""
+    text = broker.http("/metrics")
+    return tuple(
+        int(line.split()[-1]) for name in ("paused", "resumed") for line in text.splitlines()
+        if line.startswith("pulsar_broker_connection_rate_limit_count_total{") and f'operation_name="{name}"' in line)
 
 
 @pytest.fixture
-def slow_broker(make_broker):
-    """Makes brokers whose every log write of the first four seconds takes so long."""
+def storage(tmp_path):
+    """Lets storage stand still and go on."""
+    file = tmp_path / "hold"
+    return SimpleNamespace(file=file, stop=file.touch, go_on=lambda: file.unlink(missing_ok=True))
+
+
+@pytest.fixture
+def slow_broker(make_broker, storage):
+    """Makes brokers whose log writes wait while `storage` stands still."""
     started = []
 
-    def make(millis, *arguments):
-        process = make_broker(cores=1, arguments=["--fault-sync-delay-millis", str(millis), "--fault-sync-delay-seconds", "4", *arguments]).start()
+    def make(*arguments):
+        process = make_broker(cores=1, arguments=["--fault-sync-hold-file", str(storage.file), *arguments]).start()
         started.append(process)
         return process
 
     yield make
+    storage.go_on()
     for process in started:
         assert process.stop() == 0, process.log()
 
@@ -58,7 +67,7 @@ def load_on():
     loads = []
 
     def make(broker, topic):
-        connection = RawConnection(broker.host, broker.port, timeout=60)
+        connection = RawConnection(broker.host, broker.port)
         connection.connect()
         connection.producer(topic)
         loads.append(Load(connection))
@@ -71,97 +80,107 @@ def load_on():
 
 @pytest.mark.restart
 class TestBytes:
-    def test_beyond_the_limit_hold_every_connection_of_the_core(self, slow_broker, load_on, topic):
-        """1 MiB of buffer, a slow write, four messages of 1 MiB: held until the storage answers, then all go through."""
+    def test_beyond_the_limit_hold_every_connection_of_the_core(self, slow_broker, storage, load_on, topic):
+        """1 MiB of buffer, storage that stands still, four messages of 1 MiB: held until the storage answers, then all go through."""
         broker = slow_broker(
-            1000, "--max-message-publish-buffer-size-in-mb", "1", "--in-progress-request-frame-memory-limit-enabled", "enabled")
+            "--max-message-publish-buffer-size-in-mb", "1", "--in-progress-request-frame-memory-limit-enabled", "enabled")
         load, other = load_on(broker, topic), load_on(broker, topic + "-other")
-        load.start = time.monotonic()
+        storage.stop()
         load.publish([1], 4, size=MIB, together=1)
-        time.sleep(0.4)
-        assert not load.receipts
-        assert held(broker, "pending-bytes") == 2, "the core's connections, not only the one that publishes"
+        eventually(lambda: broker.throttled(BYTES) == (2, 0), lambda: f"the core's connections, not only the one that publishes: {broker.throttled(BYTES)}")
+        taken = broker.metric("vela_messages_in_total")
+        assert 1 <= taken < 4
         assert broker.metric("pulsar_broker_throttled_connections") >= 2
         # What a held connection sends is not processed, so neither is it answered.
         other.publish([1], 1)
-        time.sleep(0.3)
-        assert not other.receipts
-        samples = watch(broker, "pending-bytes", load, 4, 30)
-        first = load.receipts[0][0]
-        assert all(count == 2 for at, count, receipts in samples if at < first - 0.1 and not receipts), samples
+        stays(taken, lambda: broker.metric("vela_messages_in_total"))
+        assert broker.throttled(BYTES) == (2, 0)
+        assert operations(broker)[0] >= 2
+        assert not load.receipts and not other.receipts
+        storage.go_on()
+        load.wait_for(4)
+        other.wait_for(1)
         assert load.ids() == [0, 1, 2, 3]
-        other.wait_for(1, 10)
-        none_is_held(broker)
-        assert broker.metric("pulsar_broker_publish_in_progress_buffer_memory_throttled") == 0
+        all_are_let_go(broker, BYTES)
+        eventually(lambda: len(set(operations(broker))) == 1, lambda: operations(broker))
+        eventually(lambda: broker.metric("pulsar_broker_publish_in_progress_buffer_memory_throttled") == 0)
 
-    def test_without_a_limit_hold_nobody(self, slow_broker, load_on, topic):
-        broker = slow_broker(1000, "--max-message-publish-buffer-size-in-mb", "-1")
+    def test_without_a_limit_hold_nobody(self, slow_broker, storage, load_on, topic):
+        broker = slow_broker("--max-message-publish-buffer-size-in-mb", "-1")
         load = load_on(broker, topic)
+        storage.stop()
         load.publish([1], 10, size=MIB, together=1)
-        samples = watch(broker, "pending-bytes", load, 10, 30)
-        assert samples and all(count == 0 for _, count, _ in samples), samples
+        eventually(lambda: broker.metric("vela_messages_in_total") == 10)
+        assert not load.receipts
+        storage.go_on()
+        load.wait_for(10)
         assert load.ids() == list(range(10))
+        assert broker.throttled(BYTES) == (0, 0)
 
-    def test_are_let_go_at_once_when_the_limit_goes(self, slow_broker, load_on, topic):
-        broker = slow_broker(1000, "--max-message-publish-buffer-size-in-mb", "1")
+    def test_are_let_go_at_once_when_the_limit_goes(self, slow_broker, storage, load_on, topic):
+        broker = slow_broker("--max-message-publish-buffer-size-in-mb", "1")
         load = load_on(broker, topic)
+        storage.stop()
         load.publish([1], 4, size=MIB, together=1)
-        time.sleep(0.4)
-        assert held(broker, "pending-bytes") == 1
+        eventually(lambda: broker.throttled(BYTES) == (1, 0))
         broker.http(f"{CONFIGURATION}/maxMessagePublishBufferSizeInMB/-1", method="POST")
-        time.sleep(0.2)
-        assert held(broker, "pending-bytes") == 0
-        load.wait_for(4, 20)
+        eventually(lambda: broker.throttled(BYTES) == (1, 1))
+        eventually(lambda: broker.metric("vela_messages_in_total") == 4)
+        assert not load.receipts
+        storage.go_on()
+        load.wait_for(4)
         assert load.ids() == [0, 1, 2, 3]
 
 
 @pytest.mark.restart
 class TestRequests:
-    def test_a_thousand_unanswered_hold_the_connection_and_all_come_in_order(self, slow_broker, load_on, topic):
+    def test_a_thousand_unanswered_hold_the_connection_and_all_come_in_order(self, slow_broker, storage, load_on, topic):
         """2,000 small sends at once: held at 1,000, on again at 500, and a receipt for each in the order of sending."""
-        broker = slow_broker(600)
+        broker = slow_broker()
         load, quiet = load_on(broker, topic), load_on(broker, topic + "-quiet")
+        storage.stop()
         load.publish([1], 2000)
-        samples = watch(broker, "pending-requests", load, 2000, 30)
-        assert {count for _, count, _ in samples} == {0, 1}, "the one that publishes, and at times"
+        eventually(lambda: broker.throttled(REQUESTS) == (1, 0), lambda: f"the one that publishes, and it alone: {broker.throttled(REQUESTS)}")
+        stays(1000, lambda: broker.metric("vela_messages_in_total"))
+        assert not load.receipts
+        storage.go_on()
+        load.wait_for(2000)
         assert load.ids() == list(range(2000))
-        none_is_held(broker)
+        all_are_let_go(broker, REQUESTS)
+        # 500 after each time it was let go: the second thousand fills it up two times more at most.
+        assert 1 <= broker.throttled(REQUESTS)[0] <= 3
         quiet.publish([1], 1)
-        quiet.wait_for(1, 10)
+        quiet.wait_for(1)
 
-    def test_no_more_than_the_limit_are_unanswered(self, slow_broker, load_on, topic):
-        """The first write takes longer than the sending: what is processed until then is the limit."""
-        broker = slow_broker(1200)
+    def test_no_more_than_the_limit_are_unanswered(self, slow_broker, storage, load_on, topic):
+        """While storage stands still: what is processed until then is the limit."""
+        broker = slow_broker()
         broker.http(f"{CONFIGURATION}/maxPendingPublishRequestsPerConnection/400", method="POST")
         load = load_on(broker, topic)
-        before = broker.metric("vela_messages_in_total")
+        storage.stop()
         load.publish([1], 1000)
-        time.sleep(0.6)
-        assert held(broker, "pending-requests") == 1
+        stays(400, lambda: broker.metric("vela_messages_in_total"))
+        assert broker.throttled(REQUESTS) == (1, 0)
         assert not load.receipts
-        load.wait_for(1000, 20)
+        storage.go_on()
+        load.wait_for(1000)
         assert load.ids() == list(range(1000))
-        # Figures are a heartbeat old.
-        end = time.monotonic() + 3
-        while broker.metric("vela_messages_in_total") - before < 1000:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        assert broker.metric("vela_messages_in_total") - before == 1000
+        eventually(lambda: broker.metric("vela_messages_in_total") == 1000)
 
-
-    def test_a_raised_limit_lets_go_at_once(self, slow_broker, load_on, topic):
-        broker = slow_broker(1500)
+    def test_a_raised_limit_lets_go_at_once(self, slow_broker, storage, load_on, topic):
+        broker = slow_broker()
         name = f"{CONFIGURATION}/maxPendingPublishRequestsPerConnection"
         broker.http(f"{name}/100", method="POST")
         load = load_on(broker, topic)
+        storage.stop()
         load.publish([1], 1000)
-        time.sleep(0.6)
-        assert held(broker, "pending-requests") == 1 and not load.receipts
+        eventually(lambda: broker.throttled(REQUESTS) == (1, 0))
         broker.http(f"{name}/2000", method="POST")
-        # Figures are a heartbeat old.
-        time.sleep(0.4)
-        assert held(broker, "pending-requests") == 0 and not load.receipts
-        load.wait_for(1000, 20)
+        eventually(lambda: broker.throttled(REQUESTS) == (1, 1))
+        eventually(lambda: broker.metric("vela_messages_in_total") == 1000)
+        assert not load.receipts
+        storage.go_on()
+        load.wait_for(1000)
         assert load.ids() == list(range(1000))
 
 
@@ -171,6 +190,6 @@ def test_two_thousand_sends_come_in_order(broker, load_on, topic):
     load = load_on(broker, topic)
     for round in range(3):
         load.publish([1], 2000, first=round * 2000, together=2000)
-        load.wait_for((round + 1) * 2000, 20)
+        load.wait_for((round + 1) * 2000)
     assert load.ids() == list(range(6000))
-    none_is_held(broker)
+    all_are_let_go(broker, REQUESTS)

@@ -74,7 +74,7 @@ class TestReceipts:
 
         for index in range(5000):
             producer.send_async(b"%d" % index, receipt(index))
-        assert done.wait(30), f"{len(seen)} of 5000 receipts"
+        assert done.wait(60), f"{len(seen)} of 5000 receipts"
         assert [index for index, _, _ in seen] == list(range(5000))
         assert all(result == pulsar.Result.Ok for _, result, _ in seen)
         ids = [id for _, _, id in seen]
@@ -89,7 +89,7 @@ class TestReceipts:
         receipt = raw.expect("SEND_RECEIPT", producer_id=1, sequence_id=5, highest_sequence_id=14)
         raw.expect_silence(0.2)
         consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
-        messages = [consumer.receive(10_000) for _ in range(10)]
+        messages = [consumer.receive(60_000) for _ in range(10)]
         assert [message.data() for message in messages] == [b"m%d" % n for n in range(10)]
         assert [message.message_id().batch_index() for message in messages] == list(range(10))
         assert {(m.message_id().ledger_id(), m.message_id().entry_id()) for m in messages} == {receipt.position}
@@ -123,7 +123,7 @@ class TestRoundTrips:
         for payload in payloads:
             producer.send_async(payload, lambda result, id: None)
         producer.flush()
-        assert [consumer.receive(10_000).data() for _ in payloads] == payloads
+        assert [consumer.receive(60_000).data() for _ in payloads] == payloads
 
     def test_properties_keys_and_event_time_survive(self, client, topic, batched):
         consumer = client.subscribe(topic, "s")
@@ -134,14 +134,14 @@ class TestRoundTrips:
             event_timestamp=1_234_567_890_123)
         producer.send_async(b"plain", lambda result, id: None)
         producer.flush()
-        message = consumer.receive(10_000)
+        message = consumer.receive(60_000)
         assert message.properties() == properties
         assert message.partition_key() == "the \u00e9 key"
         assert message.ordering_key() == "the order"
         assert message.event_timestamp() == 1_234_567_890_123
         assert message.producer_name() == "named"
         assert message.topic_name() == topic
-        plain = consumer.receive(10_000)
+        plain = consumer.receive(60_000)
         assert (plain.properties(), plain.partition_key(), plain.ordering_key(), plain.event_timestamp()) == ({}, "", "", 0)
 
     def test_messages_of_five_mebibytes(self, client, topic, batched):
@@ -152,7 +152,7 @@ class TestRoundTrips:
         for payload in payloads:
             producer.send(payload)
         for payload in payloads:
-            data = consumer.receive(20_000).data()
+            data = consumer.receive(60_000).data()
             assert len(data) == len(payload) and data == payload
 
 

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from rawpulsar import NO_ID, RawConnection, command_frame, entry_bytes, send_frame
+from rawpulsar import NO_ID, ConnectionClosed, RawConnection, command_frame, entry_bytes, send_frame
 from rawpulsar.frames import frame
 from rawpulsar.wire import COMMANDS, varint
 
@@ -24,12 +24,12 @@ class TestFramesThatCloseTheConnection:
             "PRODUCER_SUCCESS": {"request_id": 1, "producer_name": "x"}, "LOOKUP_RESPONSE": {"request_id": 1},
         }[name]
         raw.send(name, **fields)
-        raw.expect_closed(5)
+        raw.expect_closed()
 
     @pytest.mark.parametrize("name", ["PRODUCER", "SUBSCRIBE", "LOOKUP", "FLOW", "ACK", "SEEK", "PARTITIONED_METADATA"])
     def test_a_type_without_its_command(self, raw, name):
         raw.write(frame(b"\x08" + varint(COMMANDS[name][0])))
-        raw.expect_closed(5)
+        raw.expect_closed()
 
     @pytest.mark.parametrize("data", [
         struct.pack(">I", 0), struct.pack(">IH", 2, 0), struct.pack(">II", 8, 100) + b"\x08\x12\x92\x01",
@@ -37,12 +37,12 @@ class TestFramesThatCloseTheConnection:
     ], ids=["size-0", "size-2", "command-larger-than-frame", "http", "unknown-type"])
     def test_damaged_frames(self, raw, data):
         raw.write(data)
-        raw.expect_closed(5)
+        raw.expect_closed()
 
     def test_flow_beyond_a_signed_number(self, raw, topic):
         raw.subscribe(topic, "s", "Shared")
         raw.flow(2**32 - 1)
-        raw.expect_closed(5)
+        raw.expect_closed()
 
 
 class TestConnecting:
@@ -80,11 +80,11 @@ class TestConnecting:
         connection.send(
             "AUTH_RESPONSE", client_version="x", response={"auth_method_name": "token", "auth_data": b"x"}, protocol_version=21)
         connection.expect("ERROR", request_id=NO_ID, error="AuthenticationError")
-        connection.expect_closed(5)
+        connection.expect_closed()
 
     def test_an_auth_response_without_data_closes_the_connection(self, raw):
         raw.send("AUTH_RESPONSE", client_version="x", protocol_version=21)
-        raw.expect_closed(5)
+        raw.expect_closed()
 
 
 class TestOldPeers:
@@ -98,7 +98,7 @@ class TestOldPeers:
             connection.expect("CLOSE_CONSUMER", consumer_id=1, request_id=NO_ID)
             connection.expect("SUCCESS", request_id=900)
         else:
-            connection.expect_closed(5)
+            connection.expect_closed()
 
     @pytest.mark.parametrize("version", [4, 3])
     def test_batches_go_to_version_4_and_later(self, open_raw, raw, topic, version):
@@ -111,7 +111,7 @@ class TestOldPeers:
         if version == 4:
             old.expect("MESSAGE")
         else:
-            old.expect_closed(5)
+            old.expect_closed()
 
     def test_a_batch_that_one_may_not_get_goes_to_the_next(self, open_raw, raw, topic):
         raw.producer(topic)
@@ -122,7 +122,7 @@ class TestOldPeers:
         old.subscribe(topic, "s", "Shared")
         raw.subscribe(topic, "s", "Shared")
         old.flow(10)
-        old.expect_closed(5)
+        old.expect_closed()
         raw.flow(10)
         assert raw.expect("MESSAGE").entry[1]["num_messages_in_batch"] == 2
         assert raw.expect("MESSAGE").payload == b"single"
@@ -157,7 +157,7 @@ class TestUnknownConsumersAndProducers:
         raw.subscribe(topic)
         raw.request("CLOSE_CONSUMER", consumer_id=1)
         raw.send("CONSUMER_STATS", consumer_id=1, request_id=5)
-        raw.expect_closed(5)
+        raw.expect_closed()
 
     def test_after_unsubscribe_the_id_is_unknown(self, raw, topic):
         raw.subscribe(topic)
@@ -190,23 +190,50 @@ class TestKeepAlive:
             connection.close()
 
     def test_a_silent_peer_is_asked_and_then_dropped(self, connect):
-        connection, began = connect(), time.monotonic()
-        assert connection.receive(3).type == "PING"
-        connection.expect_closed(3)
-        assert 0.9 <= time.monotonic() - began <= 3.5
+        began = time.monotonic()
+        connection = connect()
+        assert connection.receive().type == "PING"
+        assert time.monotonic() - began >= 0.9
+        connection.expect_closed()
+        # After its own intervals of a second, not after those of 30 that are usual.
+        assert 1.9 <= time.monotonic() - began < 25
+
+    @staticmethod
+    def live(connect, say):
+        """Says something every half second, four times as long as silence is suffered. A machine that stops this test makes its peer
+        silent: then it is played again."""
+        for _ in range(20):
+            connection, longest = connect(), 0
+            last = time.monotonic()
+            try:
+                for number in range(8):
+                    say(connection, number)
+                    longest = max(longest, time.monotonic() - last)
+                    last = time.monotonic()
+                    time.sleep(0.5)
+                connection.expect_alive()
+                return
+            except (ConnectionClosed, AssertionError):
+                if max(longest, time.monotonic() - last) < 0.9:
+                    raise
+        raise AssertionError("the machine never let this test run for four seconds")
 
     def test_any_command_counts_as_life(self, connect):
-        connection = connect()
-        for number in range(8):
-            connection.send("LOOKUP", topic="persistent://public/default/alive", request_id=number)
-            time.sleep(0.5)
-        connection.expect("LOOKUP_RESPONSE")
-        connection.write(command_frame("PONG"))
+        def say(connection, number):
+            connection.request("LOOKUP", "LOOKUP_RESPONSE", topic="persistent://public/default/alive")
+
+        self.live(connect, say)
 
     def test_pongs_keep_it_open(self, connect):
-        connection = connect()
-        connection.pong = True
-        connection.expect_silence(4)
+        def say(connection, number):
+            try:
+                while True:
+                    assert connection.receive(0.01).type == "PING"
+                    connection.send("PONG")
+            except TimeoutError:
+                pass
+
+        self.live(connect, say)
 
     def test_version_0_is_neither_asked_nor_dropped(self, connect):
         connection = connect(protocol_version=0)
@@ -224,12 +251,12 @@ def test_without_a_liveness_check_the_newcomer_is_refused_at_once(make_broker, t
             connection.connect()
         holder.subscribe(topic)
         holder.producer(topic, producer_name="x")
-        began = time.monotonic()
         refused = other.request("SUBSCRIBE", "ERROR", topic=topic, subscription="sub", subType="Exclusive", consumer_id=1)
         assert refused["error"] == "ConsumerBusy"
         assert other.request("PRODUCER", "ERROR", topic=topic, producer_id=1, producer_name="x")["error"] == "ProducerBusy"
-        assert time.monotonic() - began < 1
-        holder.expect_silence(0.1)
+        # The holder was not asked: nothing came before the answer to this.
+        holder.send("PING")
+        assert holder.receive().type == "PONG"
 
 
 @pytest.mark.restart
@@ -240,10 +267,10 @@ def test_one_connection_too_many_is_told_so_and_closed(make_broker):
         two.connect()
         with RawConnection(broker.host, broker.port) as three:
             three.expect("ERROR", request_id=NO_ID, error="NotAllowedError")
-            three.expect_closed(5)
+            three.expect_closed()
         one.expect_alive()
         two.close()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while True:
             with RawConnection(broker.host, broker.port) as again:
                 again.send("CONNECT", client_version="x", protocol_version=21)
@@ -311,11 +338,10 @@ class TestTopicsOfANamespace:
         if again["topics_hash"] == first["topics_hash"]:
             assert (again.get("topics", []), again["changed"]) == ([], False)
 
-    def test_a_pattern_is_applied_or_the_answer_says_that_it_was_not(self, few, ask):
+    def test_a_pattern_is_applied(self, few, ask):
         names, pattern = few
         answer = ask(topics_pattern=pattern)
-        assert answer["filtered"] in (True, False)
-        assert [name for name in answer["topics"] if name in names] == (names[:2] if answer["filtered"] else names)
+        assert (answer["filtered"], answer["topics"]) == (True, names[:2])
 
     def test_without_a_pattern_all_come(self, raw, topic, ask):
         raw.producer(topic)
@@ -331,7 +357,6 @@ class TestTopicsOfANamespace:
         answer = ask("public/nowhere")
         assert (answer.get("topics", []), answer["topics_hash"]) == ([], "00000000")
 
-    @pytest.mark.later("patterns in GET_TOPICS_OF_NAMESPACE")
     def test_a_broken_pattern_is_refused(self, raw):
         answer = raw.request("GET_TOPICS_OF_NAMESPACE", "ERROR", namespace=NAMESPACE, mode="PERSISTENT", topics_pattern="a[")
         assert answer["error"] == "MetadataError"
@@ -339,7 +364,7 @@ class TestTopicsOfANamespace:
 
     def test_a_namespace_without_a_slash_closes_the_connection(self, raw):
         raw.send("GET_TOPICS_OF_NAMESPACE", request_id=1, namespace="nonsense", mode="PERSISTENT")
-        raw.expect_closed(5)
+        raw.expect_closed()
 
 
 class TestNames:
@@ -386,7 +411,7 @@ def test_send_behind_a_closed_connection_state_does_not_reach_others(raw, make_r
     """The frames behind the one that closed the connection are not handled."""
     raw.producer(topic)
     raw.write(command_frame("CONNECTED", server_version="x") + send_frame(entry_bytes(b"late"), producer_id=1, sequence_id=0, num_messages=1))
-    raw.expect_closed(5)
+    raw.expect_closed()
     other = make_raw()
     other.subscribe(topic)
     other.flow(1)

@@ -39,9 +39,10 @@ class TestOpening:
 
     def test_a_taken_name_on_the_same_connection_is_refused_at_once(self, raw, topic):
         raw.producer(topic, producer_name="x")
-        began = time.monotonic()
-        refused = raw.request("PRODUCER", "ERROR", topic=topic, producer_id=2, producer_name="x")
-        assert time.monotonic() - began < 1
+        raw.send("PRODUCER", topic=topic, producer_id=2, request_id=5, producer_name="x")
+        # Not asked for a sign of life first.
+        refused = raw.receive()
+        assert (refused.type, refused["request_id"]) == ("ERROR", 5)
         assert refused["error"] == "ProducerBusy"
         assert "'x'" in refused["message"] and topic in refused["message"]
 
@@ -49,11 +50,9 @@ class TestOpening:
         holder, other = make_raw(pong=False), make_raw()
         holder.producer(topic, producer_name="x")
         other.send("PRODUCER", topic=topic, producer_id=1, request_id=5, producer_name="x")
-        assert holder.receive(3).type == "PING"
+        assert holder.receive().type == "PING"
         holder.send("PONG")
-        began = time.monotonic()
         other.expect("ERROR", request_id=5, error="ProducerBusy")
-        assert time.monotonic() - began < 2
         holder.publish(b"still here")
 
     def test_a_refused_id_may_be_used_again(self, raw, topic):
@@ -202,7 +201,7 @@ class TestChunks:
         bodies = [bytes([65 + n]) * 12_000_000 for n in range(2)]
         for body in bodies:
             producer.send(body)
-        got, deadline = [], time.monotonic() + 20
+        got, deadline = [], time.monotonic() + 60
         while len(got) < len(bodies) and time.monotonic() < deadline:
             for member in members:
                 try:

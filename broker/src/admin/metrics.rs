@@ -3,6 +3,7 @@
 use super::{CoreSample, MemorySample, Sample};
 use metrics::{counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use std::fmt::Write;
 use vela_limiter::Reason;
 
 /// The exporter: filled from a sample when it is looked at.
@@ -192,6 +193,12 @@ const MEMORY_COUNTERS: &[OfMemory] = &[
 const BUFFERS: &str = "vela_buffer_memory_bytes";
 const HELD: &str = "vela_throttled_connections";
 const THROTTLED: &str = "pulsar_broker_throttled_connections";
+const HOLDS: &str = "vela_throttle_holds_total";
+const RELEASES: &str = "vela_throttle_releases_total";
+/// Apache Pulsar's `pulsar.broker.connection.rate_limit.count` (PIP-264) as OpenTelemetry's Prometheus exporter writes it.
+const OPERATIONS: &str = "pulsar_broker_connection_rate_limit_count_total";
+const OPERATION: &str = "pulsar_connection_rate_limit_operation_name";
+const RATE_LIMIT_TIMES: &str = "pulsar_publish_rate_limit_times";
 
 /// Connections held for `reason`, over all cores. Memory is not the engines' reason but the runtime's.
 fn held(sample: &Sample, reason: Reason) -> u64 {
@@ -200,6 +207,74 @@ fn held(sample: &Sample, reason: Reason) -> u64 {
     }
     let held = |core: &CoreSample| core.held.get(reason as usize).copied().unwrap_or(0);
     sample.cores.iter().map(held).sum()
+}
+
+/// Times connections began to be held for `reason`, and times they were let go, over all cores.
+fn holds(sample: &Sample, reason: Reason) -> (u64, u64) {
+    if reason == Reason::Memory {
+        return (sample.memory.holds, sample.memory.releases);
+    }
+    let cores = || sample.cores.iter().map(|core| &core.holds);
+    (
+        cores().map(|holds| holds.holds(reason)).sum(),
+        cores().map(|holds| holds.releases(reason)).sum(),
+    )
+}
+
+/// Values of Pulsar's label for the operation, and how often each was done.
+fn operations(sample: &Sample) -> [(&'static str, u64); 4] {
+    let cores = || sample.cores.iter().map(|core| &core.holds);
+    let memory = &sample.memory;
+    // Pulsar counts as throttled only those with too many unanswered publishes.
+    let (throttled, unthrottled) = holds(sample, Reason::PendingRequests);
+    [
+        (
+            "paused",
+            cores().map(|holds| holds.paused).sum::<u64>() + memory.holds,
+        ),
+        (
+            "resumed",
+            cores().map(|holds| holds.resumed).sum::<u64>() + memory.releases,
+        ),
+        ("throttled", throttled),
+        ("unthrottled", unthrottled),
+    ]
+}
+
+/// Writes Pulsar's per-topic count of rate limits. Not in the recorder, which would keep a topic for ever.
+fn write_rate_limit_times(out: &mut String, cluster: &str, sample: &Sample) {
+    let topics = || {
+        let cores = sample.cores.iter();
+        cores.flat_map(|core| core.rate_limited_topics.iter())
+    };
+    if topics().next().is_none() {
+        return;
+    }
+    let cluster = label(cluster);
+    // Writing to a String does not fail.
+    let _ = writeln!(
+        out,
+        "# HELP {RATE_LIMIT_TIMES} Times the publish rate of the topic held a connection, since the topic was loaded"
+    );
+    let _ = writeln!(out, "# TYPE {RATE_LIMIT_TIMES} gauge");
+    for (topic, times) in topics() {
+        let path = topic.split_once("://").map_or(&**topic, |(_, path)| path);
+        let namespace = label(
+            path.rsplit_once('/')
+                .map_or(path, |(namespace, _)| namespace),
+        );
+        let topic = label(topic);
+        let _ = writeln!(
+            out,
+            "{RATE_LIMIT_TIMES}{{cluster=\"{cluster}\",namespace=\"{namespace}\",topic=\"{topic}\"}} {times}"
+        );
+    }
+}
+
+/// The value of a label as the text format wants it.
+fn label(value: &str) -> String {
+    let value = value.replace('\\', "\\\\");
+    value.replace('"', "\\\"").replace('\n', "\\n")
 }
 
 impl Metrics {
@@ -211,6 +286,18 @@ impl Metrics {
                 "Connections held now for a throttle reason; one that memory holds as well counts twice"
             );
             describe_gauge!(HELD, "Connections held now, by throttle reason");
+            describe_counter!(
+                HOLDS,
+                "Times a connection began to be held, by throttle reason"
+            );
+            describe_counter!(
+                RELEASES,
+                "Times a connection was no longer held, its end included, by throttle reason"
+            );
+            describe_counter!(
+                OPERATIONS,
+                "Times reading a connection was paused and resumed for a throttle reason, memory counted apart; throttled and unthrottled: those for too many unanswered publishes"
+            );
             describe_gauge!(BUFFERS, "Bytes of buffer memory in use, by holder");
             for gauge in MEMORY_GAUGES {
                 describe_gauge!(gauge.name, gauge.help);
@@ -251,6 +338,13 @@ impl Metrics {
             }
             for reason in Reason::ALL {
                 gauge!(HELD, "reason" => reason.name()).set(float(held(sample, reason)));
+                let (holds, releases) = holds(sample, reason);
+                counter!(HOLDS, "reason" => reason.name()).absolute(holds);
+                counter!(RELEASES, "reason" => reason.name()).absolute(releases);
+            }
+            for (operation, times) in operations(sample) {
+                counter!(OPERATIONS, "cluster" => self.cluster.clone(), OPERATION => operation)
+                    .absolute(times);
             }
             let throttled: u64 = sample.cores.iter().map(|core| core.throttled).sum();
             gauge!(THROTTLED, "cluster" => self.cluster.clone())
@@ -265,7 +359,9 @@ impl Metrics {
                 }
             }
         });
-        self.handle.render()
+        let mut out = self.handle.render();
+        write_rate_limit_times(&mut out, &self.cluster, sample);
+        out
     }
 }
 

@@ -15,6 +15,7 @@ mod params;
 mod partitioned;
 mod policies;
 mod rates;
+mod schemas;
 mod stats;
 mod store;
 mod subscriptions;
@@ -22,6 +23,8 @@ mod target;
 mod tenants;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod topic_tests;
 mod topics;
 mod urls;
 
@@ -42,13 +45,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
-use vela_limiter::Reason;
+use vela_limiter::{HoldCounts, Reason};
 
 pub(crate) use self::clusters::CLUSTER;
 pub(crate) use self::tenants::TENANT;
 
 /// One core, as metrics show it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct CoreSample {
     /// Turns of its loop since the start.
     pub turns: u64,
@@ -86,6 +89,10 @@ pub struct CoreSample {
     pub throttled: u64,
     /// Times the publish rate of a topic held a connection since the start.
     pub rate_limited: u64,
+    /// The same by full name of the topic, for those with any.
+    pub rate_limited_topics: Arc<[(String, u64)]>,
+    /// Holds of its connections and their ends since the start; memory has its own.
+    pub holds: HoldCounts,
 }
 
 /// Buffer memory and its limiter, as metrics show them.
@@ -115,6 +122,10 @@ pub struct MemorySample {
     pub stand_downs: u64,
     /// Connections that are not read because of memory.
     pub held_connections: u64,
+    /// Times a connection began to be held by memory, since the start.
+    pub holds: u64,
+    /// Times it was let go, its end included.
+    pub releases: u64,
     /// Connections closed because a frame made no progress.
     pub frames_stood: u64,
     /// Connections closed because others waited for the memory of their slow frame.
@@ -218,6 +229,14 @@ pub struct Server {
 /// # Errors
 /// If the thread or its event loop cannot be made.
 pub fn start(listener: TcpListener, broker: Arc<dyn Broker>) -> io::Result<Server> {
+    start_with(listener, broker, cores::LIMIT)
+}
+
+fn start_with(
+    listener: TcpListener,
+    broker: Arc<dyn Broker>,
+    limit: Duration,
+) -> io::Result<Server> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -227,7 +246,7 @@ pub fn start(listener: TcpListener, broker: Arc<dyn Broker>) -> io::Result<Serve
         tokio::net::TcpListener::from_std(listener)?
     };
     let (stop, stopped) = oneshot::channel();
-    let app = router(broker, cores::LIMIT);
+    let app = router(broker, limit);
     let thread = std::thread::Builder::new()
         .name("vela-http".to_owned())
         .spawn(move || {
@@ -277,7 +296,8 @@ fn router(broker: Arc<dyn Broker>, limit: Duration) -> Router {
         .merge(tenants::routes())
         .merge(namespaces::routes())
         .merge(policies::routes())
-        .merge(lookup::routes());
+        .merge(lookup::routes())
+        .merge(schemas::routes());
     for domain in ["persistent", "non-persistent"] {
         let base = format!("/admin/v2/{domain}/{{tenant}}/{{namespace}}");
         resources = resources

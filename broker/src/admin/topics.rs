@@ -12,7 +12,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, put};
+use axum::routing::{delete, get, post, put};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -24,6 +24,11 @@ pub(super) fn routes(base: &str) -> Router<Shared> {
         .route(&at("{topic}"), put(create).delete(remove))
         .route(&at("{topic}/unload"), put(unload))
         .route(&at("{topic}/truncate"), delete(truncate))
+        .route(&at("{topic}/terminate"), post(terminate))
+        .route(
+            &at("{topic}/terminate/partitions"),
+            post(terminate_partitions),
+        )
         .route(&at("{topic}/lastMessageId"), get(last_message_id))
         .route(&at("{topic}/messageid/{timestamp}"), get(message_id))
         .route(
@@ -146,6 +151,45 @@ async fn unload(State(shared): State<Shared>, target: Target) -> Answer {
 
 async fn truncate(State(shared): State<Shared>, target: Target) -> Answer {
     change(&shared, &target, || Ask::Truncate).await
+}
+
+async fn terminate(State(shared): State<Shared>, target: Target) -> Answer {
+    if !target.is_persistent() {
+        let text = "Need to provide a persistent topic name";
+        return Ok(answer::reason(StatusCode::NOT_ACCEPTABLE, text));
+    }
+    target.one("Termination of a partitioned topic is not allowed")?;
+    match shared.ask(&target.name, Ask::Terminate).await? {
+        Reply::Id { position, .. } => {
+            let partition = target.name.partition();
+            Ok(answer::value(&id(position, partition, None)))
+        }
+        other => Err(target.error(other)),
+    }
+}
+
+async fn terminate_partitions(State(shared): State<Shared>, target: Target) -> Answer {
+    if target.partitions.is_none() {
+        let text =
+            "Termination of a non-partitioned topic using partitioned-terminate is not allowed";
+        return Ok(answer::reason(StatusCode::METHOD_NOT_ALLOWED, text));
+    }
+    let names = target.topics();
+    let mut last = Map::new();
+    for (name, reply) in names
+        .iter()
+        .zip(shared.ask_topics(&names, || Ask::Terminate).await?)
+    {
+        match reply {
+            Reply::Id { position, .. } => {
+                let index = name.partition();
+                // As recorded: Pulsar gives -1 here.
+                last.insert(index.to_string(), id(position, -1, None));
+            }
+            other => return Err(super::target::error(name, "", other)),
+        }
+    }
+    Ok(answer::value(&Value::Object(last)))
 }
 
 /// A message id as JSON.

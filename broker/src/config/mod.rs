@@ -160,6 +160,30 @@ settings! {
     max_pending_publish_requests_per_connection: u64 = 1000,
     "maxPendingPublishRequestsPerConnection" in 1..=10000000 as "messages", dynamic;
 
+    /// Read no requests of a connection whose socket takes no more, from pulsarChannelWriteBufferHighWaterMark on. Without it that happens at 8 MiB of waiting output.
+    pulsar_channel_pause_receiving_requests_if_unwritable: bool = false,
+    "pulsarChannelPauseReceivingRequestsIfUnwritable";
+
+    /// Waiting output of a connection at which its requests are not read, if pulsarChannelPauseReceivingRequestsIfUnwritable is on.
+    pulsar_channel_write_buffer_high_water_mark: u64 = 65_536,
+    "pulsarChannelWriteBufferHighWaterMark" in 1..=8388608 as "bytes";
+
+    /// Waiting output of a connection at which its requests are read again, if pulsarChannelPauseReceivingRequestsIfUnwritable is on.
+    pulsar_channel_write_buffer_low_water_mark: u64 = 32_768,
+    "pulsarChannelWriteBufferLowWaterMark" in 0..=1048576 as "bytes";
+
+    /// How long such a connection is served slowly when its requests are read again. 0: not at all.
+    pulsar_channel_pause_receiving_cooldown_ms: u64 = 5000,
+    "pulsarChannelPauseReceivingCooldownMs" in 0..=3600000 as "milliseconds";
+
+    /// Requests that are taken of it in each pulsarChannelPauseReceivingCooldownRateLimitPeriodMs of that time.
+    pulsar_channel_pause_receiving_cooldown_rate_limit_permits: u64 = 5,
+    "pulsarChannelPauseReceivingCooldownRateLimitPermits" in 1..=1000000 as "requests";
+
+    /// Length of such a period.
+    pulsar_channel_pause_receiving_cooldown_rate_limit_period_ms: u64 = 10,
+    "pulsarChannelPauseReceivingCooldownRateLimitPeriodMs" in 1..=3600000 as "milliseconds";
+
     /// Messages that the producers of one topic may publish per second, unless its namespace has a rate of its own. 0: no limit.
     max_publish_rate_per_topic_in_messages: u64 = 0,
     "maxPublishRatePerTopicInMessages" in 0..=2147483647 as "messages/second", dynamic;
@@ -312,6 +336,17 @@ settings! {
     dispatcher_max_round_robin_batch_size: u64 = 20,
     "dispatcherMaxRoundRobinBatchSize" in 1..=100000 as "entries", dynamic;
 
+    /// Patterns of topic names are applied by the broker. If not, clients get whole lists, and there are no watchers of topic lists.
+    enable_broker_side_subscription_pattern_evaluation: bool = true,
+    "enableBrokerSideSubscriptionPatternEvaluation", dynamic;
+
+    /// Clients with a pattern are told when topics are created and deleted, instead of asking again and again.
+    enable_broker_topic_list_watcher: bool = true,
+    "enableBrokerTopicListWatcher", dynamic;
+
+    /// Longest pattern of topic names that the broker applies.
+    subscription_pattern_max_length: u64 = 50,
+    "subscriptionPatternMaxLength" in 1..=1000 as "characters", dynamic;
     /// Look at the credit of an exclusive or failover consumer before every entry. Off: credit is turned into a run of entries by the average messages per entry, and may be overdrawn by that run.
     precise_dispatcher_flow_control: bool = false,
     "preciseDispatcherFlowControl", dynamic;
@@ -419,6 +454,10 @@ settings! {
     /// How long faultSyncDelayMillis applies, from the start. 0: always.
     fault_sync_delay_seconds: u64 = 0,
     "faultSyncDelaySeconds" in 0..=86400 as "seconds";
+
+    /// A test aid, to see the broker while storage does nothing at all: log writes wait while this file exists. Empty: none.
+    fault_sync_hold_file: String = String::new(),
+    "faultSyncHoldFile";
 
     /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.
     io_memory_kb: u64 = 64,

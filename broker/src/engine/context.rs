@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use vela_limiter::HoldCounts;
 
 use super::admin::{Answer, Asker};
 use super::message::{CoreId, Message, TerminateError};
 use super::metadata::Metadata;
 use super::settings::{ServiceAddress, Settings};
+use super::watch::WatchIndex;
 use crate::store::chunk::Chunk;
 use crate::store::log::Position;
 
@@ -57,6 +59,8 @@ pub struct Effects {
     pub metadata: Vec<MetadataRequest>,
     /// Answers to administration.
     pub admin: Vec<(Asker, Answer)>,
+    /// Metadata to read: token, key. Answered by [`Engine::metadata_read`](super::Engine::metadata_read).
+    pub metadata_reads: Vec<(u64, String)>,
     /// Answers to `Engine::terminate`, by its token.
     pub terminated: Vec<(u64, Result<Position, TerminateError>)>,
 }
@@ -80,6 +84,8 @@ pub struct Counters {
     pub topic_rate_holds: u64,
     /// Connections closed because of what they sent.
     pub protocol_errors: u64,
+    /// Holds of this core's connections, and their ends.
+    pub holds: HoldCounts,
 }
 
 /// The shared part of one core's engine.
@@ -110,6 +116,8 @@ pub struct Context {
     pub counters: Counters,
     /// Policies changed: rates are to be taken over at the end of the turn.
     pub(super) policies_changed: bool,
+    /// Who wants to hear of new and deleted topics.
+    pub(super) watch: WatchIndex,
     pub(super) local: VecDeque<Message>,
 }
 

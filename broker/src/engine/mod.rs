@@ -16,6 +16,7 @@ mod session;
 pub mod settings;
 pub mod time;
 mod topic;
+pub mod watch;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -29,6 +30,7 @@ pub use self::message::{CoreId, Message, TerminateError};
 pub use self::metadata::Metadata;
 use self::name::TopicName;
 pub use self::output::OutBuf;
+use self::schema::registry::{self, Registry};
 use self::session::Sessions;
 pub use self::session::throttling::ReadRule;
 pub use self::settings::{AutoTopicType, PublishPacing, ServiceAddress, Settings};
@@ -36,6 +38,7 @@ pub use self::time::Now;
 pub use self::topic::Books;
 use self::topic::Topics;
 pub use self::topic::rates::SharedRates;
+use self::watch::WatchIndex;
 use crate::store::chunk::Chunk;
 use crate::store::log::{Lane, LaneState};
 use crate::store::wal::{Segment, WalError};
@@ -83,8 +86,6 @@ pub struct BufferMemory {
     pub log: usize,
     /// Durable chunks kept for reads.
     pub cache: usize,
-    /// Bytes queued to sockets.
-    pub outbound: usize,
 }
 
 /// One core's broker.
@@ -92,6 +93,7 @@ pub struct Engine {
     cx: Context,
     sessions: Sessions,
     topics: Topics,
+    schemas: Registry,
 }
 
 /// Rounds of dispatch and messages in one turn; what is left is for the next turn.
@@ -108,6 +110,7 @@ impl Engine {
         let mut engine = Engine {
             topics: Topics::new(lanes, config.log_budget, config.rates),
             sessions: Sessions::default(),
+            schemas: Registry::default(),
             cx: Context {
                 core: config.core,
                 cores: config.cores,
@@ -125,6 +128,7 @@ impl Engine {
                 },
                 counters: Counters::default(),
                 policies_changed: true,
+                watch: WatchIndex::default(),
                 local: VecDeque::new(),
             },
         };
@@ -159,12 +163,18 @@ impl Engine {
 
     /// Connections held, by [`vela_limiter::Reason`].
     pub fn held(&self) -> [u64; vela_limiter::Reason::ALL.len()] {
-        self.sessions.held()
+        let counts = &self.cx.counters.holds;
+        vela_limiter::Reason::ALL.map(|reason| counts.holds(reason) - counts.releases(reason))
     }
 
     /// Connections held for at least one reason.
     pub fn held_connections(&self) -> u64 {
-        self.sessions.held_connections()
+        self.cx.counters.holds.paused - self.cx.counters.holds.resumed
+    }
+
+    /// Topics whose own publish rate has held a connection, by full name, and how often. Looks at each of them.
+    pub fn rate_limited_topics(&self) -> Vec<(String, u64)> {
+        self.topics.rate_limited()
     }
 
     /// Takes over settings that changed while running; whoever waits because of an old one is looked at again at once.
@@ -185,14 +195,10 @@ impl Engine {
         self.sessions.excused(conn);
     }
 
-    /// What its buffers take. Looks at every session and lane.
+    /// What its buffers take, but for those of the connections ([`output`](Self::output)). Looks at every lane.
     pub fn buffer_memory(&self) -> BufferMemory {
         let (log, cache) = self.topics.chunk_memory();
-        BufferMemory {
-            log,
-            cache,
-            outbound: self.sessions.outbound(),
-        }
+        BufferMemory { log, cache }
     }
 
     /// One frame of a connection that wants frames.
@@ -218,6 +224,11 @@ impl Engine {
     /// Output was consumed, all or a part.
     pub fn sent(&mut self, conn: ConnId, now: Now) {
         self.sessions.sent(&mut self.cx, conn, now);
+    }
+
+    /// The socket took nothing more of the output, or not all of it; it is tried again when there is room.
+    pub fn blocked(&mut self, conn: ConnId, now: Now) {
+        self.sessions.blocked(&mut self.cx, conn, now);
     }
 
     /// Messages from another core, in its order. `from` is that core.
@@ -252,12 +263,29 @@ impl Engine {
     }
 
     /// The answer to a metadata request: `Ok(false)` = the expected version was not there.
-    pub fn metadata_done(&mut self, token: u64, result: Result<bool, String>, _now: Now) {
+    pub fn metadata_done(&mut self, token: u64, result: Result<bool, String>, now: Now) {
+        if token & registry::TOKEN != 0 {
+            return self.schemas.store_done(&mut self.cx, token, result, now);
+        }
         self.sessions.metadata_done(&mut self.cx, token, result);
+    }
+
+    /// What a metadata key holds, and its version; `Ok(None)` = there is none. Changes that the store made before it read were announced
+    /// before this, by [`Engine::metadata_changed`].
+    pub fn metadata_read(
+        &mut self,
+        token: u64,
+        result: Result<Option<(Bytes, u64)>, String>,
+        now: Now,
+    ) {
+        self.schemas.read_done(&mut self.cx, token, result, now);
     }
 
     /// Somebody changed the metadata store.
     pub fn metadata_changed(&mut self, key: &str, value: Option<&Bytes>) {
+        if key.starts_with(schema::SCHEMA) {
+            return self.schemas.changed(key, value);
+        }
         self.cx.metadata.apply(key, value);
         self.cx.look_for_rates();
         self.cx.policies_changed = true;
@@ -302,6 +330,7 @@ impl Engine {
             self.topics.reconfigure(&mut self.cx, now);
             self.run_messages(now);
         }
+        self.sessions.tell_watchers(&mut self.cx, now);
         self.topics.end_of_turn(&mut self.cx);
         more || !self.cx.local.is_empty()
     }
@@ -316,6 +345,10 @@ impl Engine {
                 }
                 Message::AdminAnswer { asker, answer } => {
                     self.cx.effects.admin.push((asker, *answer));
+                    continue;
+                }
+                Message::AskSchema(ask) => {
+                    self.schemas.ask(&mut self.cx, *ask, now);
                     continue;
                 }
                 message => message,

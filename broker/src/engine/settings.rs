@@ -32,6 +32,18 @@ pub struct Settings {
     pub connection_liveness_check_timeout_millis: u32,
     /// Unanswered SENDs of a connection at which its frames wait; they go on at half of it.
     pub max_pending_publish_requests_per_connection: u32,
+    /// A connection whose socket takes no more reads no requests above the high mark (PIP-434).
+    pub pause_receiving_if_unwritable: bool,
+    /// That mark, bytes.
+    pub write_buffer_high_water_mark: u32,
+    /// Output at which it goes on, bytes.
+    pub write_buffer_low_water_mark: u32,
+    /// How long its requests come slowly after that, milliseconds; 0 = not at all.
+    pub pause_receiving_cooldown_ms: u32,
+    /// Requests in each period of that time.
+    pub pause_receiving_cooldown_permits: u32,
+    /// The period, milliseconds.
+    pub pause_receiving_cooldown_period_ms: u32,
     /// Bytes of unanswered SENDs at which connections wait, over all cores; 0 or less = no limit.
     pub max_message_publish_buffer_bytes: i64,
     /// What throttles do with frames that have been read.
@@ -96,6 +108,12 @@ pub struct Settings {
     pub max_consumer_metadata_size: u32,
     /// Entries a Shared consumer gets in one turn.
     pub dispatcher_max_round_robin_batch_size: u32,
+    /// Patterns of topic names are applied here; else clients get whole lists and there are no watchers.
+    pub enable_broker_side_subscription_pattern_evaluation: bool,
+    /// Clients may watch topic lists.
+    pub enable_broker_topic_list_watcher: bool,
+    /// Longest pattern that is applied here, characters.
+    pub subscription_pattern_max_length: u32,
     /// Exclusive and Failover: the credit is looked at before every entry, not once for a run of entries.
     pub precise_dispatcher_flow_control: bool,
     /// From a change of a Failover subscription's active consumer until it is served, milliseconds.
@@ -124,6 +142,12 @@ impl Default for Settings {
             keep_alive_interval_seconds: 30,
             connection_liveness_check_timeout_millis: 5000,
             max_pending_publish_requests_per_connection: 1000,
+            pause_receiving_if_unwritable: false,
+            write_buffer_high_water_mark: 64 << 10,
+            write_buffer_low_water_mark: 32 << 10,
+            pause_receiving_cooldown_ms: 5000,
+            pause_receiving_cooldown_permits: 5,
+            pause_receiving_cooldown_period_ms: 10,
             max_message_publish_buffer_bytes: 0,
             publish_pacing: PublishPacing::Frame,
             max_publish_rate_per_topic_in_messages: 0,
@@ -156,6 +180,9 @@ impl Default for Settings {
             broker_deduplication_producer_inactivity_timeout_ms: 360 * 60_000,
             max_consumer_metadata_size: 1024,
             dispatcher_max_round_robin_batch_size: 20,
+            enable_broker_side_subscription_pattern_evaluation: true,
+            enable_broker_topic_list_watcher: true,
+            subscription_pattern_max_length: 50,
             precise_dispatcher_flow_control: false,
             active_consumer_failover_delay_time_millis: 1000,
             active_consumer_failover_consistent_hashing: false,

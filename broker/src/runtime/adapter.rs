@@ -17,6 +17,10 @@ impl Output for OutBuf {
     fn consume(&mut self, n: usize) {
         OutBuf::consume(self, n);
     }
+
+    fn queued(&self) -> usize {
+        OutBuf::len(self)
+    }
 }
 
 impl CoreEngine for Engine {
@@ -57,6 +61,10 @@ impl CoreEngine for Engine {
 
     fn sent(&mut self, conn: ConnId, now: Now) {
         Engine::sent(self, conn, now);
+    }
+
+    fn blocked(&mut self, conn: ConnId, now: Now) {
+        Engine::blocked(self, conn, now);
     }
 
     fn mail(&mut self, from: CoreId, batch: Vec<Message>, now: Now) {
@@ -107,7 +115,7 @@ impl CoreEngine for Engine {
         Held {
             log: memory.log,
             cache: memory.cache,
-            outbound: memory.outbound,
+            outbound: 0,
         }
     }
 
@@ -129,6 +137,12 @@ impl CoreEngine for Engine {
             held: self.held(),
             throttled: self.held_connections(),
             rate_limited: stats.counters.topic_rate_holds,
+            holds: stats.counters.holds,
+            ..Figures::default()
         }
+    }
+
+    fn rate_limited_topics(&self) -> Vec<(String, u64)> {
+        Engine::rate_limited_topics(self)
     }
 }

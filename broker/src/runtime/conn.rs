@@ -6,8 +6,9 @@
 use super::core::Core;
 use super::guests::Ticket;
 use super::memory::{Inbound, Source};
-use super::port::{ConnId, CoreEngine, Now, Output, ReadRule, Storage};
+use super::port::{ConnId, CoreEngine, Now, Output, Storage};
 use super::raw;
+use super::trickle::Trickle;
 use futures_io::{AsyncRead, AsyncWrite};
 use glommio::net::TcpStream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -53,6 +54,8 @@ pub(super) struct Conn {
     pub(super) queued_roots: usize,
     /// Its part in the bounds of inbound memory.
     pub(super) inbound: Inbound,
+    /// Whether its unfinished frame comes by a few bytes at a time.
+    pub(super) trickle: Trickle,
     /// The kernel's send buffer is full; the task waits for room.
     pub(super) write_blocked: bool,
     /// Waits for the shared tick instead of for readiness.
@@ -105,6 +108,7 @@ impl Conn {
             queue: VecDeque::new(),
             queued_roots: 0,
             inbound: Inbound::default(),
+            trickle: Trickle::default(),
             write_blocked: false,
             gate: Gate::Off,
             _ticket: ticket,
@@ -425,7 +429,9 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             }
             self.want_turn();
             self.feed(key, now);
-            self.gate_after_read(key, read);
+            if !self.note_trickle(key, read, now) {
+                self.gate_after_read(key, read);
+            }
         }
     }
 
@@ -442,21 +448,13 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         }
     }
 
-    /// Ends connections whose peer is gone while a rate holds them: what waits is as much as is read ahead, so that no
-    /// read finds the end of the stream. What they sent and nobody has processed is dropped, as it is behind a read
-    /// that does find it: nothing of it was acknowledged.
-    pub(super) fn drop_leavers(&mut self, now: Now) {
-        let engine = &mut self.engine;
-        let held: Vec<(usize, &TcpStream)> = self
-            .conns
+    /// Of connections that are not read now, ends those whose peer is gone: no read finds the end of the stream. One whose peer has
+    /// ended only its side is left alone until it is found so a second time, for the hold may be over in a moment. What
+    /// they sent and nobody has processed is dropped, as it is behind a read that does find the end: nothing of it was acknowledged.
+    pub(super) fn drop_leavers(&mut self, keys: &[usize], now: Now) {
+        let held: Vec<(usize, &TcpStream)> = keys
             .iter()
-            .filter(|(_, conn)| {
-                conn.state == State::Open
-                    && conn
-                        .id
-                        .is_some_and(|id| engine.read_rule(id) == ReadRule::Ahead)
-            })
-            .map(|(key, conn)| (key, &conn.stream))
+            .filter_map(|key| Some((*key, &self.conns.get(*key)?.stream)))
             .collect();
         if held.is_empty() {
             return;
@@ -467,14 +465,19 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             .collect();
         // An error leaves them to the next look.
         let _ = poll(&mut ends, Some(&Timespec::default()));
-        let gone: Vec<usize> = held
+        let found: Vec<(usize, PollFlags)> = held
             .iter()
             .zip(&ends)
-            .filter(|(_, end)| !end.revents().is_empty())
-            .map(|((key, _), _)| *key)
+            .map(|((key, _), end)| (*key, end.revents()))
             .collect();
-        for key in gone {
-            self.drop_conn(key, now);
+        for (key, end) in found {
+            let Some(conn) = self.conns.get_mut(key) else {
+                continue;
+            };
+            let again = std::mem::replace(&mut conn.inbound.left, !end.is_empty());
+            if end.intersects(PollFlags::HUP | PollFlags::ERR) || again && !end.is_empty() {
+                self.drop_conn(key, now);
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use super::memory::{Intake, Memory};
 use super::port::{ConnId, CoreEngine, CoreId, Figures, NetworkEffects, Now, Storage};
 use super::post::{Accepted, Post};
 use super::raw;
+use super::trickle::Looks;
 use slab::Slab;
 use std::mem;
 use std::sync::Arc;
@@ -32,7 +33,9 @@ const BEAT_LEAST_US: u64 = 100;
 /// Figures for `/metrics` look at everything the engine has. They are taken this often, in microseconds, or so much
 /// less often that they cost at most this part of the core's time.
 const FIGURES_US: u64 = 25_000;
-const FIGURES_PART: u64 = 100;
+const FIGURES_PART: u64 = 200;
+/// Time between the beats that look at trickling frames, at the least, in microseconds.
+const LOOKS_US: u64 = 2000;
 /// How long after its last work a core counts as busy, in microseconds.
 const BUSY_FOR_US: u64 = 50_000;
 /// How long the end may wait for the engine and the log, in milliseconds.
@@ -95,6 +98,7 @@ pub(super) struct Core<E: CoreEngine, S> {
     pub(super) waiting: Vec<usize>,
     lingering: Vec<usize>,
     pub(super) ticks: Ticks,
+    pub(super) looks: Looks,
     turn: Option<Waker>,
     turn_wanted: bool,
     heart: Heart,
@@ -107,6 +111,7 @@ pub(super) struct Core<E: CoreEngine, S> {
 impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
     pub(super) fn new(setup: Setup, post: Arc<Post<E::Message>>, engine: E, storage: S) -> Self {
         let cores = usize::from(post.cores());
+        let looks = Looks::new(setup.intake.frame_timeout_ms);
         let memory = Memory::new(setup.intake, setup.id, &post, engine.max_frame());
         Self {
             id: setup.id,
@@ -126,6 +131,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             waiting: Vec::new(),
             lingering: Vec::new(),
             ticks: Ticks::new(setup.tick_us),
+            looks,
             turn: None,
             turn_wanted: false,
             heart: Heart::default(),
@@ -175,6 +181,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             worked = true;
         }
         self.read_gated(now);
+        self.look_at_trickles(now);
         self.advance_stage(now);
 
         let mut more = true;
@@ -324,6 +331,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             Sent::Blocked => {
                 conn.write_blocked = true;
                 conn.wake();
+                self.engine.blocked(id, now);
             }
             Sent::End => self.drop_conn(key, now),
         }
@@ -388,33 +396,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
     }
 
     fn read_at_tick(&mut self, key: usize, now: Now) {
-        let mut total = 0;
-        let outcome = loop {
-            let Some(source) = self.source(key, now) else {
-                break None;
-            };
-            let Some(conn) = self.conns.get_mut(key) else {
-                return;
-            };
-            let read = match conn.read(&mut self.cumulation, source, None) {
-                std::task::Poll::Ready(read) => read,
-                std::task::Poll::Pending => Read::Empty,
-            };
-            match read {
-                Read::Short(n) | Read::Full(n) => {
-                    total += n;
-                    self.feed(key, now);
-                }
-                Read::End => {
-                    self.drop_conn(key, now);
-                    return;
-                }
-                Read::Empty => {}
-            }
-            if !matches!(read, Read::Full(_)) || total >= super::conn::READ_BUDGET {
-                break Some(read);
-            }
-        };
+        let outcome = self.read_now(key, now);
         let Some(conn) = self.conns.get_mut(key) else {
             return;
         };
@@ -422,8 +404,9 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             return;
         }
         conn.gate = match (outcome, conn.gate) {
-            (Some(Read::Short(_)), _) if total < super::gate::SMALL => Gate::On(0),
-            (Some(Read::Empty), Gate::On(empty)) if empty + 1 < super::gate::EMPTY_TICKS => {
+            _ if conn.trickles() => Gate::Off,
+            (Some((Read::Short(_), total)), _) if total < super::gate::SMALL => Gate::On(0),
+            (Some((Read::Empty, _)), Gate::On(empty)) if empty + 1 < super::gate::EMPTY_TICKS => {
                 Gate::On(empty + 1)
             }
             _ => Gate::Off,
@@ -515,6 +498,9 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         if let Some(tick) = self.ticks.next() {
             next = next.min(tick);
         }
+        if let Some(look) = self.looks.next() {
+            next = next.min((look * 1000).max(self.heart.last_us + LOOKS_US));
+        }
         // What was due at the last beat is done by the turn that it asked for, which has to come first.
         next.max(self.heart.last_us + BEAT_LEAST_US)
     }
@@ -572,8 +558,13 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         if began_us < self.figures_due_us {
             return;
         }
-        let figures = self.engine.figures();
+        let mut figures = self.engine.figures();
         if let Ok(mut shown) = self.figures.lock() {
+            figures.rate_limited_topics = if figures.rate_limited == shown.rate_limited {
+                Arc::clone(&shown.rate_limited_topics)
+            } else {
+                self.engine.rate_limited_topics().into()
+            };
             *shown = figures;
         }
         let cost = self.clock.us().saturating_sub(began_us);

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 const NOW: Now = Now { ms: 1, wall_ms: 1 };
 const EPOCH: u64 = 3;
 const LANE: u32 = 0;
+/// For what another thread does sooner or later.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// An engine without topics: it takes outcomes and wants nothing by itself.
 fn engine() -> Engine {
@@ -135,7 +137,7 @@ fn after_the_end_nothing_is_carried_out() {
 fn eventually(mut check: impl FnMut() -> bool) {
     let start = Instant::now();
     while !check() {
-        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() < LIMIT);
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -161,8 +163,9 @@ fn every_core_hears_of_a_change_and_the_asking_one_of_the_outcome() {
         assert_eq!(changes.len(), 1);
         assert_eq!(changes[0].value.as_deref(), Some(&b"3"[..]));
     }
-    assert!(wakes[0].load(Ordering::SeqCst) >= 2);
-    assert_eq!(wakes[1].load(Ordering::SeqCst), 1);
+    // A wake follows what it is for.
+    eventually(|| wakes[0].load(Ordering::SeqCst) >= 2);
+    eventually(|| wakes[1].load(Ordering::SeqCst) == 1);
 }
 
 /// A shared store, both its ends, and where answers to [`SharedMeta::request`] go.
@@ -200,7 +203,7 @@ fn a_change_from_outside_is_answered_when_every_core_goes_by_it() {
     assert!(ends[0].poll(&mut engine, NOW));
     assert!(answers.is_empty());
     assert!(ends[1].poll(&mut engine, NOW));
-    let first = answers.recv_timeout(Duration::from_secs(5)).unwrap();
+    let first = answers.recv_timeout(LIMIT).unwrap();
     assert!(matches!(first, Ok(MetaReply::Version(_))));
 
     // A core that has ended is waited for no longer.
@@ -208,21 +211,16 @@ fn a_change_from_outside_is_answered_when_every_core_goes_by_it() {
     eventually(|| ends.iter().all(|end| end.changes.len() == 1));
     ends[0].poll(&mut engine, NOW);
     ends.pop();
-    assert!(
-        answers
-            .recv_timeout(Duration::from_secs(5))
-            .unwrap()
-            .is_ok()
-    );
+    assert!(answers.recv_timeout(LIMIT).unwrap().is_ok());
 
     // What fails, and what is only read, concerns no core.
     ask(put("config/maxConsumerMetadataSize", b"9", Some(0)));
-    let refused = answers.recv_timeout(Duration::from_secs(5)).unwrap();
+    let refused = answers.recv_timeout(LIMIT).unwrap();
     assert!(matches!(refused, Err(MetaError::Conflict { .. })));
     ask(MetaRequest::Get {
         key: "config/maxConsumerMetadataSize".to_owned(),
     });
-    let read = answers.recv_timeout(Duration::from_secs(5)).unwrap();
+    let read = answers.recv_timeout(LIMIT).unwrap();
     assert!(matches!(read, Ok(MetaReply::Value(Some(found))) if found.value.as_ref() == b"8"));
     assert_eq!(dynamic.engine().max_consumer_metadata_size, 8);
     assert!(ends[0].changes.is_empty());

@@ -176,6 +176,17 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_pending_publish_requests_per_connection: to_u32(
             settings.max_pending_publish_requests_per_connection,
         ),
+        pause_receiving_if_unwritable: settings
+            .pulsar_channel_pause_receiving_requests_if_unwritable,
+        write_buffer_high_water_mark: to_u32(settings.pulsar_channel_write_buffer_high_water_mark),
+        write_buffer_low_water_mark: to_u32(settings.pulsar_channel_write_buffer_low_water_mark),
+        pause_receiving_cooldown_ms: to_u32(settings.pulsar_channel_pause_receiving_cooldown_ms),
+        pause_receiving_cooldown_permits: to_u32(
+            settings.pulsar_channel_pause_receiving_cooldown_rate_limit_permits,
+        ),
+        pause_receiving_cooldown_period_ms: to_u32(
+            settings.pulsar_channel_pause_receiving_cooldown_rate_limit_period_ms,
+        ),
         max_publish_rate_per_topic_in_messages: settings.max_publish_rate_per_topic_in_messages,
         max_publish_rate_per_topic_in_bytes: settings.max_publish_rate_per_topic_in_bytes,
         broker_publisher_throttling_max_message_rate: settings
@@ -228,6 +239,10 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         dispatcher_max_round_robin_batch_size: to_u32(
             settings.dispatcher_max_round_robin_batch_size,
         ),
+        enable_broker_side_subscription_pattern_evaluation: settings
+            .enable_broker_side_subscription_pattern_evaluation,
+        enable_broker_topic_list_watcher: settings.enable_broker_topic_list_watcher,
+        subscription_pattern_max_length: to_u32(settings.subscription_pattern_max_length),
         precise_dispatcher_flow_control: settings.precise_dispatcher_flow_control,
         active_consumer_failover_delay_time_millis: settings
             .active_consumer_failover_delay_time_millis,

@@ -13,7 +13,7 @@
 
 use super::conn::{Conn, State};
 use super::core::Core;
-use super::port::{CoreEngine, CoreId, Held, Now, ReadRule, Storage};
+use super::port::{CoreEngine, CoreId, Held, Now, Output, ReadRule, Storage};
 use super::post::Post;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -33,8 +33,11 @@ const FIRST_PART: usize = 128 * 1024;
 const CLASSES: [(usize, u64); 2] = [(128 * 1024, 1), (1088 * 1024, 3)];
 /// How long a frame whose memory others wait for may fall behind its pace, in milliseconds.
 const PATIENCE_MS: u64 = 2000;
-/// How often standing frames are looked for, in milliseconds.
+/// How often each connection is looked at for a frame that stands, or a peer that has left while it is not read, in milliseconds; in
+/// how many parts; and connections of a part, at the least.
 const WATCH_MS: u64 = 250;
+const WATCH_PARTS: usize = 10;
+const WATCH_LEAST: usize = 64;
 /// Waiting bytes up to which a connection that a rate holds is read on, so that what else it sends is found.
 const READ_AHEAD: usize = 64 * 1024;
 
@@ -56,6 +59,9 @@ pub(super) struct Intake {
     evicted: AtomicU64,
     /// Connections that are not read because of memory.
     held: AtomicUsize,
+    /// Times a connection began to be held by memory, and times it was let go, its end included.
+    holds: AtomicU64,
+    releases: AtomicU64,
 }
 
 impl Intake {
@@ -74,6 +80,8 @@ impl Intake {
             stood: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             held: AtomicUsize::new(0),
+            holds: AtomicU64::new(0),
+            releases: AtomicU64::new(0),
         }
     }
 
@@ -88,6 +96,24 @@ impl Intake {
     /// Connections that are not read because of memory.
     pub(super) fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed) as u64
+    }
+
+    /// Times a connection began to be held by memory, and times it was let go, its end included.
+    pub(super) fn holds(&self) -> (u64, u64) {
+        (
+            self.holds.load(Ordering::Relaxed),
+            self.releases.load(Ordering::Relaxed),
+        )
+    }
+
+    fn hold(&self) {
+        self.holds.fetch_add(1, Ordering::Relaxed);
+        self.held.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn let_go(&self) {
+        self.held.fetch_sub(1, Ordering::Relaxed);
+        self.releases.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -128,6 +154,8 @@ pub(super) struct Inbound {
     arrived: usize,
     /// When the last of them came, or reading was last impossible; milliseconds.
     moved_ms: u64,
+    /// Was held when last looked at, and its peer had ended its side.
+    pub(super) left: bool,
     /// Since when its pace is measured, and the bytes there were then.
     pace: Option<(u64, usize)>,
 }
@@ -158,7 +186,22 @@ pub(super) struct Memory {
     max_frame: usize,
     /// What this core's engine was last reported to hold.
     reported: Held,
-    watch_ms: u64,
+    watch: Watch,
+}
+
+/// The pass over all connections that looks for those that stand still or are gone.
+#[derive(Debug, Default)]
+struct Watch {
+    /// When its next part is due, and when it began, in milliseconds.
+    due_ms: u64,
+    pass_ms: u64,
+    /// The first connection of that part.
+    next: usize,
+    /// Bytes of unfinished frames and of waiting output that this pass has seen so far.
+    seen: (u64, usize),
+    /// And those of the last.
+    unfinished: u64,
+    outbound: usize,
 }
 
 impl Memory {
@@ -182,7 +225,7 @@ impl Memory {
             share: u64::MAX,
             max_frame,
             reported: Held::default(),
-            watch_ms: 0,
+            watch: Watch::default(),
             intake,
         };
         memory.size_pools(memory.intake.limiter.state());
@@ -331,7 +374,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 conn.excuse(now);
             } else if conn.inbound.held {
                 conn.inbound.held = false;
-                self.memory.intake.held.fetch_sub(1, Ordering::Relaxed);
+                self.memory.intake.let_go();
             }
         }
         source
@@ -380,7 +423,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         }
         let conn = self.conns.get_mut(key)?;
         if !std::mem::replace(&mut conn.inbound.held, true) {
-            self.memory.intake.held.fetch_add(1, Ordering::Relaxed);
+            self.memory.intake.hold();
         }
         None
     }
@@ -454,7 +497,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             self.memory.intake.holders.fetch_sub(1, Ordering::Relaxed);
         }
         if std::mem::take(&mut inbound.held) {
-            self.memory.intake.held.fetch_sub(1, Ordering::Relaxed);
+            self.memory.intake.let_go();
         }
         if std::mem::take(&mut inbound.listed) {
             self.memory.waiting.retain(|other| *other != key);
@@ -488,43 +531,70 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         true
     }
 
-    /// For the heartbeat: reports what the engine holds, ends frames that stand still, and connections that are gone.
+    /// For the heartbeat: reports what the engine holds, ends frames that stand still, and connections that are gone. Looks at
+    /// a part of the connections each time, so that many of them hold nobody up.
     pub(super) fn watch_memory(&mut self, now: Now) {
-        if now.ms < self.memory.watch_ms {
+        if now.ms < self.memory.watch.due_ms {
             return;
         }
-        self.memory.watch_ms = now.ms + WATCH_MS;
-        self.drop_leavers(now);
-        let held = self.engine.buffer_memory();
-        self.memory.report(held);
-        let unfinished = self
-            .conns
-            .iter()
-            .map(|(_, conn)| conn.decoder.retained() as u64)
-            .sum::<u64>();
+        let all = self.conns.capacity();
+        let from = self.memory.watch.next;
+        if from == 0 {
+            self.memory.watch.pass_ms = now.ms;
+            let mut held = self.engine.buffer_memory();
+            held.outbound = self.memory.watch.outbound;
+            self.memory.report(held);
+        }
+        let to = from + all.div_ceil(WATCH_PARTS).max(WATCH_LEAST);
+        self.watch_some(from..to.min(all), now);
+        let watch = &mut self.memory.watch;
+        if to < all {
+            watch.next = to;
+            watch.due_ms = now.ms + WATCH_MS / WATCH_PARTS as u64;
+        } else {
+            watch.next = 0;
+            watch.due_ms = watch.pass_ms + WATCH_MS;
+            (watch.unfinished, watch.outbound) = std::mem::take(&mut watch.seen);
+        }
+    }
+
+    fn watch_some(&mut self, keys: std::ops::Range<usize>, now: Now) {
         let policy = self.memory.intake.limiter.state();
         // Unfinished frames alone could keep the limiter from ever clearing.
         let pressing = policy.throttled
-            && unfinished.saturating_mul(u64::from(self.memory.cores))
+            && self
+                .memory
+                .watch
+                .unfinished
+                .saturating_mul(u64::from(self.memory.cores))
                 >= u64::try_from(policy.limit).unwrap_or(0) / 4;
-        let (mut stood, mut slow) = (Vec::new(), Vec::new());
+        let (mut stood, mut slow, mut held) = (Vec::new(), Vec::new(), Vec::new());
         let mail_stuck = self.reads_held();
-        for (key, conn) in &mut self.conns {
-            let Some(id) = conn.id else {
+        for key in keys {
+            let Some(conn) = self.conns.get_mut(key) else {
                 continue;
             };
-            if conn.state != State::Open || conn.decoder.is_between_frames() {
+            let Some(id) = conn.id.filter(|_| conn.state == State::Open) else {
+                continue;
+            };
+            let watch = &mut self.memory.watch;
+            watch.seen.0 += conn.decoder.retained() as u64;
+            watch.seen.1 += self.engine.output(id).map_or(0, |output| output.queued());
+            let stops = self.engine.read_rule(id) != ReadRule::Read;
+            let claim = conn.inbound.claim;
+            let waits = conn.inbound.listed || claim.is_some_and(|claim| !claim.granted);
+            if stops || waits || conn.inbound.held {
+                held.push(key);
+            } else {
+                conn.inbound.left = false;
+            }
+            if conn.decoder.is_between_frames() {
                 if conn.inbound.held {
                     self.engine.excused(id, now);
                 }
                 continue;
             }
-            let claim = conn.inbound.claim;
-            if mail_stuck
-                || claim.is_some_and(|claim| !claim.granted)
-                || conn.inbound.listed
-                || self.engine.read_rule(id) != ReadRule::Read
-            {
+            if mail_stuck || waits || stops {
                 conn.excuse(now);
                 if conn.inbound.held {
                     self.engine.excused(id, now);
@@ -535,7 +605,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 stood.push(key);
                 continue;
             }
-            if now.ms.saturating_sub(conn.inbound.moved_ms) < WATCH_MS {
+            if now.ms.saturating_sub(conn.inbound.moved_ms) < 2 * WATCH_MS {
                 self.engine.excused(id, now);
             }
             let pool = claim.and_then(|claim| self.memory.pools.get(claim.pool));
@@ -544,6 +614,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 slow.push(key);
             }
         }
+        self.drop_leavers(&held, now);
         self.end_frames(&stood, &self.memory.intake.clone().stood, now, |intake| {
             format!(
                 "its frame made no progress for frameTimeout ({} s)",

@@ -20,6 +20,7 @@ mod preflight;
 mod rates;
 mod raw;
 mod start;
+mod trickle;
 mod watchdog;
 mod web;
 

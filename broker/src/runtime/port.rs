@@ -6,8 +6,9 @@ pub(super) use crate::engine::{ConnId, CoreId, Now};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use vela_codec::Frame;
-use vela_limiter::Reason;
+use vela_limiter::{HoldCounts, Reason};
 
 /// Bytes that wait to be sent on one connection.
 pub(super) trait Output {
@@ -15,6 +16,8 @@ pub(super) trait Output {
     fn io_slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize;
     /// The first `n` waiting bytes were sent.
     fn consume(&mut self, n: usize);
+    /// Bytes that wait.
+    fn queued(&self) -> usize;
 }
 
 /// What an engine wants done with sockets and mailboxes.
@@ -52,7 +55,7 @@ impl<M> NetworkEffects<M> {
 }
 
 /// What `/metrics` shows of one core's engine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Figures {
     /// Open connections.
     pub(super) connections: u64,
@@ -84,6 +87,10 @@ pub(super) struct Figures {
     pub(super) throttled: u64,
     /// Times a topic's publish rate held a connection, since the start.
     pub(super) rate_limited: u64,
+    /// The same by topic, for those with any. Only the runtime's copy has it.
+    pub(super) rate_limited_topics: Arc<[(String, u64)]>,
+    /// Holds of connections and their ends, since the start.
+    pub(super) holds: HoldCounts,
 }
 
 /// Buffer memory of one core's engine, in bytes.
@@ -132,6 +139,8 @@ pub(super) trait CoreEngine: 'static {
     fn output(&mut self, conn: ConnId) -> Option<&mut Self::Out>;
     /// Some of the output was sent.
     fn sent(&mut self, conn: ConnId, now: Now);
+    /// The socket took nothing more of the output, or not all of it.
+    fn blocked(&mut self, _: ConnId, _: Now) {}
     /// Messages of another core, in the order in which it sent them.
     fn mail(&mut self, from: CoreId, batch: Vec<Self::Message>, now: Now);
 
@@ -151,12 +160,16 @@ pub(super) trait CoreEngine: 'static {
 
     /// Moves what is wanted of sockets and mailboxes into `into`, whose lists are empty.
     fn take_network(&mut self, into: &mut NetworkEffects<Self::Message>);
-    /// The buffers it holds. Asked a few times a second.
+    /// The buffers it holds, but for the output of connections, which the runtime adds up. Asked a few times a second.
     fn buffer_memory(&self) -> Held {
         Held::default()
     }
     /// Figures for `/metrics`.
     fn figures(&self) -> Figures;
+    /// Topics whose publish rate has held a connection, and how often. Asked when the sum of it has changed.
+    fn rate_limited_topics(&self) -> Vec<(String, u64)> {
+        Vec::new()
+    }
 }
 
 /// One core's way to the disk. It never blocks the core: helpers do the work, and wake the core when done.

@@ -1,4 +1,4 @@
-//! The three places where safe interfaces end: all `unsafe` of the runtime is here.
+//! The four places where safe interfaces end: all `unsafe` of the runtime is here.
 #![allow(unsafe_code)]
 
 use glommio::net::TcpStream;
@@ -10,6 +10,23 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 pub(super) fn descriptor(stream: &TcpStream) -> BorrowedFd<'_> {
     // SAFETY: the stream owns the descriptor and closes it only when dropped; the borrow cannot outlive it.
     unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) }
+}
+
+/// Sets how many bytes must have come before the socket counts as readable (`SO_RCVLOWAT`), or its peer must have ended. A
+/// read takes what there is all the same. False: it could not be set.
+pub(super) fn set_low_water(stream: &TcpStream, bytes: usize) -> bool {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    // SAFETY: the descriptor is open while the stream is borrowed; the kernel reads one int, which outlives the call.
+    let answer = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            std::ptr::from_ref(&bytes).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    answer == 0
 }
 
 /// Gives a socket to the executor of this thread.

@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -397,28 +397,38 @@ fn intake(settings: &Settings) -> Arc<Intake> {
 struct SlowWrites {
     delay: Duration,
     until: Option<Instant>,
+    /// Writes wait while this file exists.
+    hold: Option<PathBuf>,
 }
 
 impl SlowWrites {
     fn of(settings: &Settings) -> Option<Arc<dyn Faults>> {
-        if settings.fault_sync_delay_millis == 0 {
+        let hold = &settings.fault_sync_hold_file;
+        if settings.fault_sync_delay_millis == 0 && hold.is_empty() {
             return None;
         }
         let seconds = settings.fault_sync_delay_seconds;
-        tracing::warn!("log writes are slowed down on purpose: faultSyncDelayMillis is set");
+        tracing::warn!(
+            "log writes are slowed down on purpose: faultSyncDelayMillis or faultSyncHoldFile is set"
+        );
         Some(Arc::new(Self {
             delay: Duration::from_millis(settings.fault_sync_delay_millis),
             until: (seconds > 0).then(|| Instant::now() + Duration::from_secs(seconds)),
+            hold: (!hold.is_empty()).then(|| PathBuf::from(hold)),
         }))
     }
 }
 
 impl Faults for SlowWrites {
     fn before(&self, operation: Operation) -> std::io::Result<()> {
-        if matches!(operation, Operation::Write { .. })
-            && self.until.is_none_or(|until| Instant::now() < until)
-        {
+        if !matches!(operation, Operation::Write { .. }) {
+            return Ok(());
+        }
+        if self.until.is_none_or(|until| Instant::now() < until) {
             std::thread::sleep(self.delay);
+        }
+        while self.hold.as_ref().is_some_and(|file| file.exists()) {
+            std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())
     }

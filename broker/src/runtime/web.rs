@@ -34,7 +34,10 @@ impl Broker for Web {
             cores: (0..)
                 .zip(&self.figures)
                 .map(|(core, figures)| {
-                    let figures = figures.lock().map(|figures| *figures).unwrap_or_default();
+                    let figures = figures
+                        .lock()
+                        .map(|figures| figures.clone())
+                        .unwrap_or_default();
                     CoreSample {
                         turns: self.post.turns(core),
                         stalls: self.post.stalls(core),
@@ -54,6 +57,8 @@ impl Broker for Web {
                         held: figures.held,
                         throttled: figures.throttled,
                         rate_limited: figures.rate_limited,
+                        rate_limited_topics: figures.rate_limited_topics,
+                        holds: figures.holds,
                     }
                 })
                 .collect(),
@@ -100,6 +105,7 @@ fn memory_sample(intake: &Intake) -> MemorySample {
     let limiter = &intake.limiter;
     let (transitions, state) = (limiter.transitions(), limiter.state());
     let (stood, evicted) = intake.closed();
+    let (holds, releases) = intake.holds();
     MemorySample {
         retained: limiter.retained(),
         throttled: state.throttled,
@@ -113,6 +119,8 @@ fn memory_sample(intake: &Intake) -> MemorySample {
         activations: transitions.activated,
         stand_downs: transitions.stood_down,
         held_connections: intake.held(),
+        holds,
+        releases,
         frames_stood: stood,
         frames_evicted: evicted,
     }

@@ -36,8 +36,6 @@ use super::chunk::{Chunk, PAGE, padded};
 use super::wal::{Recovery, Segment, Space, WalError, WalEvent};
 
 const WRITERS: usize = 2;
-/// How long closing waits for writes and for threads.
-const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Segments whose chunk offsets are kept from writing; of older ones the reader finds them again.
 const TABLES_MAX: usize = 4;
 

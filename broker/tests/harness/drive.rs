@@ -8,7 +8,7 @@ use vela_broker::engine::{ConnId, CoreId, Message};
 use vela_broker::store::wal::{Space, Wal, WalError, WalEvent};
 use vela_codec::{Accounting, decode_command};
 
-use super::{Fault, Incoming, Peer, Step, World};
+use super::{Asked, Core, Fault, Incoming, Peer, Step, World};
 use vela_broker::engine::ReadRule;
 
 /// Waiting bytes up to which a connection that a rate holds is read, as in the runtime.
@@ -304,8 +304,15 @@ impl World {
                 }
             }
         }
+        self.requests.extend(
+            effects
+                .metadata
+                .into_iter()
+                .map(|request| (index, Asked::Change(request))),
+        );
+        let reads = effects.metadata_reads.into_iter();
         self.requests
-            .extend(effects.metadata.into_iter().map(|request| (index, request)));
+            .extend(reads.map(|(token, key)| (index, Asked::Read(token, key))));
     }
 
     fn peer_of(&self, core: CoreId, id: ConnId) -> Option<usize> {
@@ -437,8 +444,21 @@ impl World {
     }
 
     fn answer_metadata(&mut self) {
-        let Some((core, request)) = self.requests.pop_front() else {
+        let Some((core, asked)) = self.requests.pop_front() else {
             return;
+        };
+        let now = self.now;
+        let request = match asked {
+            Asked::Change(request) => request,
+            Asked::Read(token, key) => {
+                let found = self.metadata.get(&key);
+                let found = found.map(|(version, value)| (value.clone(), *version));
+                let core = &mut self.cores[usize::from(core)];
+                core.hear();
+                core.engine.metadata_read(token, Ok(found), now);
+                core.awake = true;
+                return;
+            }
         };
         let version = self
             .metadata
@@ -448,8 +468,10 @@ impl World {
         if done {
             match &request.value {
                 Some(value) => {
+                    // Never a number that the key had before, as in the store.
+                    self.revision += 1;
                     self.metadata
-                        .insert(request.key.clone(), (version + 1, value.clone()));
+                        .insert(request.key.clone(), (self.revision, value.clone()));
                 }
                 None => {
                     self.metadata.remove(&request.key);
@@ -460,9 +482,18 @@ impl World {
                     .push_back((request.key.clone(), request.value.clone()));
             }
         }
-        let now = self.now;
         let core = &mut self.cores[usize::from(core)];
+        core.hear();
         core.engine.metadata_done(request.token, Ok(done), now);
         core.awake = true;
+    }
+}
+
+impl Core {
+    /// What was announced before an answer is heard before it.
+    fn hear(&mut self) {
+        while let Some((key, value)) = self.notices.pop_front() {
+            self.engine.metadata_changed(&key, value.as_ref());
+        }
     }
 }

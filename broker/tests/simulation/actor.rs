@@ -21,6 +21,8 @@ pub struct Producer {
     pub closing: Option<u64>,
     /// The request that opened it.
     pub opened_by: u64,
+    /// A SEND of it was refused: so is all behind it.
+    pub failed: bool,
 }
 
 #[derive(Debug)]
@@ -35,6 +37,8 @@ pub struct Consumer {
     pub taken: i64,
     /// Messages of batches delivered in part that were not part of the delivery: so much credit may have been taken back.
     pub suspect: i64,
+    /// It was told that it is the one that is served.
+    pub active: bool,
     pub epoch: u64,
     /// The last entry it got: an Exclusive one gets them in order.
     pub last: Option<At>,
@@ -161,7 +165,10 @@ impl Actor {
         let Some(peer) = self.peer else { return };
         let open = self.consumers.iter().filter(|(_, c)| {
             c.opening.is_none()
-                && (resting || !(shared.subs[c.sub].loose || shared.subs[c.sub].shared))
+                && (resting
+                    || !(shared.subs[c.sub].loose
+                        || shared.subs[c.sub].shared
+                        || shared.subs[c.sub].failover))
         });
         let ids: Vec<(u64, u64, i64)> = open.map(|(id, c)| (*id, c.key, c.given)).collect();
         for (id, key, given) in ids {
@@ -182,6 +189,7 @@ impl Actor {
             unanswered: VecDeque::new(),
             closing: None,
             opened_by: request,
+            failed: false,
         };
         self.producers.insert(id, producer);
         world.feed(
@@ -257,6 +265,12 @@ impl Actor {
                 ..Default::default()
             });
         }
+        if model.failover {
+            let key = shared.next_key;
+            subscribe.sub_type = SubType::Failover as i32;
+            subscribe.consumer_name = Some(format!("n{}", key % 5));
+            subscribe.priority_level = Some((key % 3 / 2) as i32);
+        }
         world.feed(peer, &say::bytes(&say::subscribe_command(subscribe)));
         let consumer = Consumer {
             sub,
@@ -266,6 +280,7 @@ impl Actor {
             given: 0,
             taken: 0,
             suspect: 0,
+            active: false,
             epoch: 0,
             last: None,
             holds: BTreeMap::new(),
@@ -399,8 +414,11 @@ impl Actor {
         } else {
             consumer.epoch += 1;
             consumer.last = None;
-            consumer.holds.clear();
-            sub.held.clear();
+            // From one that is not served it means nothing.
+            if !sub.failover || consumer.active {
+                consumer.holds.clear();
+                sub.held.clear();
+            }
             world.feed(
                 peer,
                 &say::bytes(&say::redeliver(id, vec![], Some(consumer.epoch))),

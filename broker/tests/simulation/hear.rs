@@ -52,6 +52,9 @@ impl Actor {
                     // Its PRODUCER was refused before it.
                     return;
                 }
+                if let Some(producer) = self.producers.get_mut(&id) {
+                    producer.failed = true;
+                }
                 let (_, number) = self.answered(error.producer_id, error.sequence_id, false);
                 // What was handed to a disk that broke may be there, and may not.
                 shared.published.sent[number as usize].refused = !shared.broken;
@@ -104,6 +107,19 @@ impl Actor {
                         "the broker closed a consumer of {} without a SEEK",
                         sub.name
                     );
+                }
+            }
+            Type::ActiveConsumerChange => {
+                let change = command.active_consumer_change.as_ref().unwrap();
+                let consumer = self.consumers.get_mut(&change.consumer_id);
+                // As with messages, one that comes before the SUCCESS may be about a predecessor.
+                if let Some(consumer) = consumer.filter(|c| c.opening.is_none()) {
+                    assert!(shared.subs[consumer.sub].failover);
+                    consumer.active = change.is_active.unwrap();
+                    if consumer.active {
+                        // It starts at the mark-delete position.
+                        consumer.last = None;
+                    }
                 }
             }
             Type::Message => self.message(shared, incoming),
@@ -231,7 +247,7 @@ impl Actor {
         }
         assert!(
             sub.shared || consumer.last.is_none_or(|last| last < at),
-            "{at:?} comes behind {:?} on Exclusive {}",
+            "{at:?} comes behind {:?} on {}, where one consumer gets everything in order",
             consumer.last,
             sub.name
         );

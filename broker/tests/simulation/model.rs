@@ -146,6 +146,11 @@ pub struct Sub {
     pub shared: bool,
     /// It is Key_Shared, and `shared` too.
     pub keys: Option<Keys>,
+    /// Several consumers of which one is served: what the last one got comes again to the next.
+    pub failover: bool,
+    /// Failover: acknowledged for certain when everything was at rest. Later acknowledgments may cross deliveries to another consumer.
+    pub rested: BTreeSet<At>,
+    pub rested_upto: Option<At>,
     /// Acknowledged for certain: an AckResponse came, and no SEEK since.
     pub acked: BTreeSet<At>,
     /// Acknowledged for certain up to here.
@@ -184,6 +189,16 @@ impl Sub {
             return;
         }
 
+        if self.failover {
+            assert!(
+                !self.rested.contains(&at) && self.rested_upto.is_none_or(|upto| at > upto),
+                "{at:?} was acknowledged on {} and comes again",
+                self.name
+            );
+            self.held.insert(at, consumer);
+            self.delivered.insert(number);
+            return;
+        }
         assert!(
             !self.acked.contains(&at),
             "{at:?} was acknowledged on {} and comes again",
@@ -255,6 +270,18 @@ impl Sub {
         self.open.retain(|at, _| *at < to);
         if self.acked_upto.is_some_and(|upto| upto >= to) {
             self.acked_upto = None;
+        }
+        self.rested.retain(|at| *at < to);
+        if self.rested_upto.is_some_and(|upto| upto >= to) {
+            self.rested_upto = None;
+        }
+    }
+
+    /// Nothing is on its way.
+    pub fn at_rest(&mut self) {
+        if self.failover {
+            self.rested.clone_from(&self.acked);
+            self.rested_upto = self.acked_upto;
         }
     }
 

@@ -1,6 +1,6 @@
 //! Publish rates on a virtual clock: what was read is charged in full, debt holds later reads, every hold has its own release.
 
-use vela_limiter::Reason;
+use vela_limiter::{HoldCounts, Reason};
 use vela_proto::base_command::Type;
 
 use crate::harness::client::{Client, say};
@@ -38,6 +38,10 @@ fn held(world: &World, core: u16, reason: Reason) -> u64 {
     world.engine(core).held()[reason as usize]
 }
 
+fn counts(world: &World, core: u16) -> HoldCounts {
+    world.engine(core).stats().counters.holds
+}
+
 #[test]
 fn a_topic_rate_lets_a_burst_through_and_then_its_rate() {
     let mut world = world(|config| config.settings.max_publish_rate_per_topic_in_messages = 10);
@@ -52,6 +56,8 @@ fn a_topic_rate_lets_a_burst_through_and_then_its_rate() {
         "a bucket's worth at once, not {burst}"
     );
     assert_eq!(held(&world, 0, Reason::TopicRate), 1);
+    assert_eq!(counts(&world, 0).holds(Reason::TopicRate), 1);
+    assert_eq!(counts(&world, 0).releases(Reason::TopicRate), 0);
     let mut sum = burst;
     for second in 1..=8_usize {
         for _ in 0..1000 {
@@ -64,6 +70,47 @@ fn a_topic_rate_lets_a_burst_through_and_then_its_rate() {
             "{sum} after {second} s, not {right}"
         );
     }
+    // It was let go for each of the later messages, or for a few of them at a time, and is held again.
+    let counts = counts(&world, 0);
+    let (holds, releases) = (
+        counts.holds(Reason::TopicRate),
+        counts.releases(Reason::TopicRate),
+    );
+    assert_eq!(holds, releases + 1);
+    assert!((20..=81).contains(&releases), "{releases} releases");
+    assert_eq!((counts.paused, counts.resumed), (holds, releases));
+    let name = "persistent://public/default/t".to_owned();
+    let hits: Vec<_> = (0..2)
+        .flat_map(|core| world.engine(core).rate_limited_topics())
+        .collect();
+    assert_eq!(hits, [(name, holds)]);
+    // What ends with the connection counts as let go.
+    world.cut(client.peer);
+    world.run_until_idle();
+    let counts = self::counts(&world, 0);
+    assert_eq!((counts.paused, counts.resumed), (holds, holds));
+    assert_eq!(counts.releases(Reason::TopicRate), holds);
+}
+
+#[test]
+fn a_publish_to_another_core_is_held_for_its_charge_and_is_no_pause() {
+    let mut world = world(|config| {
+        config.cores = 2;
+        config.shards = 2;
+        config.settings.max_publish_rate_per_topic_in_messages = 1000;
+    });
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    for n in 0..10 {
+        client.send(&mut world, 1, n, "x");
+    }
+    assert_eq!(receipts(&mut world, &mut client), 10);
+    let counts = counts(&world, 0);
+    assert_eq!(counts.holds(Reason::PublishCharge), 10);
+    assert_eq!(counts.releases(Reason::PublishCharge), 10);
+    assert_eq!(counts.holds(Reason::TopicRate), 0);
+    assert_eq!((counts.paused, counts.resumed), (0, 0));
 }
 
 #[test]

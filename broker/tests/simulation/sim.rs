@@ -113,11 +113,13 @@ impl Run {
         for topic in 0..topics.len() {
             for name in 0..rng.range(1, 2) {
                 let keys = rng.one_in(3).then(|| Keys::new(!rng.one_in(4)));
+                let shared = keys.is_some() || rng.one_in(2);
                 subs.push(Sub {
                     topic,
                     name: format!("s{name}"),
-                    shared: keys.is_some() || rng.one_in(2),
+                    shared,
                     keys,
+                    failover: !shared && rng.one_in(2),
                     ..Sub::default()
                 });
             }
@@ -258,6 +260,7 @@ impl Run {
         let consumers: Vec<u64> = actor.consumers.keys().copied().collect();
         match rng.below(100) {
             0..=34 => match rng.pick(&producers) {
+                Some(id) if actor.producers[&id].failed => actor.close_producer(world, id),
                 Some(id) => {
                     for _ in 0..rng.range(1, 6) {
                         let size = match rng.below(8) {
@@ -377,6 +380,9 @@ impl Run {
             conn.stuck = false;
         }
         self.settle();
+        // Changes of active consumers take effect.
+        self.world.advance(1000);
+        self.settle();
         for index in 0..self.actors.len() {
             self.actors[index].ask_stats(&mut self.world, &self.shared, true);
         }
@@ -389,8 +395,10 @@ impl Run {
         self.settle();
         for sub in &mut self.shared.subs {
             sub.loose = false;
+            sub.at_rest();
         }
         self.check_progress();
+        self.check_books();
         for actor in &self.actors {
             assert!(actor.is_idle(), "no answer came: {actor:?}");
             if let Some(peer) = actor.peer {
@@ -406,6 +414,19 @@ impl Run {
                 self.world.engine(core).is_quiet(),
                 "core {core} is not quiet"
             );
+            let (held, counts) = (
+                self.world.engine(core).held(),
+                self.world.engine(core).stats().counters.holds,
+            );
+            for (reason, held) in vela_limiter::Reason::ALL.into_iter().zip(held) {
+                assert_eq!(
+                    counts.holds(reason) - counts.releases(reason),
+                    held,
+                    "holds of {} do not pair up with their ends",
+                    reason.name()
+                );
+            }
+            assert!(counts.paused - counts.resumed <= self.world.engine(core).held_connections());
         }
         assert_eq!(self.world.mail_len(), 0);
         assert_eq!(
@@ -442,7 +463,9 @@ impl Run {
                 .actors
                 .iter()
                 .flat_map(|actor| actor.consumers.values());
-            let has_credit = |c: &Consumer| c.opening.is_none() && c.given > c.taken;
+            let has_credit = |c: &Consumer| {
+                c.opening.is_none() && c.given > c.taken && (c.active || !sub.failover)
+            };
             if sub.holders_unknown || !consumers.any(|c| c.sub == index && has_credit(c)) {
                 continue;
             }
@@ -470,6 +493,25 @@ impl Run {
                 }
             }
         }
+    }
+
+    /// At rest, the broker's books of every consumer say what its client knows: what it has granted, and what it was sent.
+    fn check_books(&self) {
+        let mut theirs: Vec<(u64, i64, i64)> = Vec::new();
+        for core in 0..self.world.config.cores {
+            let books = self.world.engine(core).audit().unwrap();
+            theirs.extend(
+                books
+                    .iter()
+                    .map(|b| (b.client.id, b.granted as i64, b.delivered as i64)),
+            );
+        }
+        let consumers = self.actors.iter().flat_map(|actor| &actor.consumers);
+        let mut ours: Vec<(u64, i64, i64)> =
+            consumers.map(|(id, c)| (*id, c.given, c.taken)).collect();
+        theirs.sort_unstable();
+        ours.sort_unstable();
+        assert_eq!(theirs, ours, "the broker's books, and the clients'");
     }
 
     fn settle(&mut self) {
@@ -508,6 +550,7 @@ impl Run {
             }
             sub.loose = false;
             sub.holders_unknown = false;
+            sub.at_rest();
             assert!(sub.held.is_empty());
         }
         assert_eq!(

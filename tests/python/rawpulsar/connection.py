@@ -63,7 +63,7 @@ class Frame:
 class RawConnection:
     """A blocking connection. Every wait has a time limit in seconds; PINGs are answered while waiting unless `pong` is off."""
 
-    def __init__(self, host, port, pong=True, timeout=10):
+    def __init__(self, host, port, pong=True, timeout=60):
         self.socket = socket.create_connection((host, port), timeout=timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.timeout = timeout
@@ -148,8 +148,9 @@ class RawConnection:
             raise UnexpectedFrame(f"expected silence, but: {error}") from error
         raise UnexpectedFrame(f"expected silence, got {frame}")
 
-    def expect_closed(self, timeout=None):
-        """The broker must close the connection without another frame."""
+    def expect_closed(self, timeout=25):
+        """The broker must close the connection without another frame. The limit is below the 30 seconds after which a broker closes a
+        connection that has not said CONNECT anyway."""
         try:
             frame = self.next(timeout)
         except ConnectionClosed:

@@ -79,6 +79,8 @@ pub enum Ask {
     LastMessageId,
     /// Closes producers and consumers, which come back, and begins to count anew.
     Unload,
+    /// It takes no message any more. Answered with its last one: [`Answer::Id`]; again the same.
+    Terminate,
     /// Every subscription moves to the end, and what was stored is removed.
     Truncate,
     /// [`Answer::Properties`].

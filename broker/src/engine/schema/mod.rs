@@ -7,6 +7,7 @@ pub mod avro;
 mod check;
 mod native;
 mod policy;
+pub mod registry;
 mod versions;
 
 use std::fmt;

@@ -3,11 +3,12 @@
 use super::{Client, ClientState, Session};
 use crate::engine::context::Context;
 use crate::engine::message::{
-    AccessMode, ClientRef, KeySharedMeta, Message, OpenConsumer, OpenProducer, SubType,
+    AccessMode, ClientRef, KeySharedMeta, Message, OpenConsumer, OpenProducer, OpenSchema, SubType,
 };
 use crate::engine::metadata::PartitionCheck;
 use crate::engine::name::{Domain, TopicName};
 use crate::engine::reply;
+use crate::engine::schema::Schema;
 use crate::engine::time::Now;
 use vela_codec::{Frame, encode};
 use vela_proto::{self as proto, BaseCommand, ServerError};
@@ -19,7 +20,11 @@ const AUTO_CONSUME: i32 = proto::schema::Type::AutoConsume as i32;
 const MAX_NAME: usize = 4096;
 /// Since this protocol version a peer understands REACHED_END_OF_TOPIC.
 const END_OF_TOPIC_VERSION: i32 = 9;
-/// Most bytes of the properties of a subscription, and of the metadata of a producer.
+/// Most bytes of the metadata of a producer, which is kept while it is connected.
+const MAX_PRODUCER_METADATA: usize = 8 << 10;
+/// Producers that the broker closed and that a connection remembers for a while; of more, some are forgotten early.
+const MAX_CLOSED_BY_BROKER: usize = 50_000;
+/// Most bytes of the properties of a subscription.
 const MAX_PROPERTIES: usize = 64 << 10;
 
 /// Subscription names that the broker keeps for itself.
@@ -114,12 +119,14 @@ impl Session {
             Some(ClientState::Open {
                 name,
                 last_sequence_id,
+                schema_version,
                 topic_epoch,
             }) => {
                 let answer = reply::producer_success(
                     request_id,
                     name.clone(),
                     *last_sequence_id,
+                    *schema_version,
                     *topic_epoch,
                 );
                 return self.send(cx, &answer);
@@ -136,10 +143,10 @@ impl Session {
         {
             return self.send_error(cx, request_id, error, message);
         }
-        if producer.schema.is_some() {
-            let text = "Schemas are not served by this version; create the producer without one";
-            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
-        }
+        let schema = match open_schema(producer.schema.as_ref()) {
+            Ok(schema) => schema,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
         if let Err((error, message)) = check_name("Producer", producer.producer_name.as_deref())
             .and_then(|()| {
                 check_name(
@@ -191,6 +198,7 @@ impl Session {
             asked_ms: now.wall_ms,
             create,
             initial_subscription,
+            schema,
         };
         cx.post(
             core,
@@ -252,6 +260,14 @@ impl Session {
         {
             return self.send_error(cx, request_id, error, message);
         }
+        let any_schema = subscribe
+            .schema
+            .as_ref()
+            .is_some_and(|schema| schema.r#type == AUTO_CONSUME);
+        let schema = match open_schema(subscribe.schema.as_ref().filter(|_| !any_schema)) {
+            Ok(schema) => schema,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let client = self.next_client(id);
         let siblings = u32::try_from(self.consumers.len()).unwrap_or(u32::MAX);
@@ -293,6 +309,8 @@ impl Session {
             address: self.peer.to_string(),
             siblings,
             version: self.version,
+            schema,
+            any_schema,
         };
         cx.post(
             core,
@@ -336,6 +354,7 @@ impl Session {
                 request_id,
                 name,
                 last_sequence_id,
+                schema_version,
                 topic_epoch,
                 ..
             } => {
@@ -348,12 +367,19 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: name.clone(),
                         last_sequence_id,
+                        schema_version,
                         topic_epoch,
                     };
                 }
                 self.send(
                     cx,
-                    &reply::producer_success(request_id, name, last_sequence_id, topic_epoch),
+                    &reply::producer_success(
+                        request_id,
+                        name,
+                        last_sequence_id,
+                        schema_version,
+                        topic_epoch,
+                    ),
                 );
             }
             Message::ProducerQueued {
@@ -382,6 +408,9 @@ impl Session {
                     if by_broker {
                         let until =
                             now.ms + u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
+                        if self.closed_by_broker.len() >= MAX_CLOSED_BY_BROKER {
+                            self.closed_by_broker.pop_first();
+                        }
                         self.closed_by_broker.insert(id, until);
                         self.tell_closed(cx, &reply::close_producer(id));
                     }
@@ -406,6 +435,7 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: String::new(),
                         last_sequence_id: -1,
+                        schema_version: None,
                         topic_epoch: None,
                     };
                 }
@@ -484,10 +514,12 @@ fn check_producer(producer: &proto::CommandProducer) -> Result<(), (ServerError,
         .iter()
         .map(|p| p.key.len() + p.value.len() + std::mem::size_of_val(p))
         .sum();
-    if size > MAX_PROPERTIES {
+    if size > MAX_PRODUCER_METADATA {
         return Err((
             ServerError::MetadataError,
-            format!("Producer metadata takes {size} bytes, at most {MAX_PROPERTIES} are taken"),
+            format!(
+                "Producer metadata takes {size} bytes, at most {MAX_PRODUCER_METADATA} are taken"
+            ),
         ));
     }
     if let Some(epoch) = producer.topic_epoch
@@ -562,15 +594,14 @@ fn check_subscribe(
             "readCompacted needs an Exclusive or Failover subscription".into(),
         ));
     }
-    if subscribe
-        .schema
-        .as_ref()
-        .is_some_and(|schema| schema.r#type != AUTO_CONSUME)
-    {
-        return Err((
-            ServerError::NotAllowedError,
-            "Schemas are not served by this version; subscribe without one".into(),
-        ));
-    }
     Ok(())
+}
+
+/// The schema of PRODUCER or SUBSCRIBE.
+fn open_schema(schema: Option<&proto::Schema>) -> Result<OpenSchema, (ServerError, String)> {
+    match schema.map(Schema::from_wire) {
+        None => Ok(OpenSchema::Absent),
+        Some(Ok(schema)) => Ok(OpenSchema::Given(schema)),
+        Some(Err(error)) => Err((ServerError::IncompatibleSchema, error.to_string())),
+    }
 }

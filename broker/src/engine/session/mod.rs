@@ -6,9 +6,12 @@
 
 mod clients;
 mod commands;
+mod listing;
 mod lookup;
+mod outbound;
 mod peers;
 mod publish;
+mod schemas;
 pub(super) mod throttling;
 mod unsupported;
 
@@ -18,6 +21,7 @@ use std::net::SocketAddr;
 use vela_codec::{Frame, encode, hot};
 use vela_proto::{BaseCommand, ServerError, base_command::Type};
 
+use self::listing::{Listing, Watchers};
 use self::throttling::Holds;
 use super::context::{ConnId, Context};
 use super::message::{ClientRef, CoreId, Delivery, Message, SessionRef};
@@ -48,6 +52,7 @@ enum ClientState {
     Open {
         name: String,
         last_sequence_id: i64,
+        schema_version: Option<u64>,
         topic_epoch: Option<u64>,
     },
     /// The client closed it; the topic has not finished.
@@ -67,17 +72,6 @@ impl Client {
         let before = std::mem::replace(&mut self.state, ClientState::Closing);
         (!matches!(before, ClientState::Closing)).then_some(self)
     }
-}
-
-/// A GET_TOPICS_OF_NAMESPACE that is still open.
-#[derive(Debug)]
-struct Listing {
-    /// Cores that have not answered.
-    missing: CoreId,
-    /// Names so far.
-    names: Vec<String>,
-    /// The client's hash.
-    hash: Option<String>,
 }
 
 /// The broker's end of one connection.
@@ -109,6 +103,12 @@ pub(super) struct Session {
     inquiries: BTreeMap<u64, bool>,
     /// One list of topics at a time: it may be long, and the question is short. Frames wait for its answer.
     listing: Option<Box<Listing>>,
+    /// A question about a schema is open, for the same reason one at a time.
+    asks_schema: bool,
+    /// Its watchers of topic lists.
+    watchers: Watchers,
+    /// Some have something to tell, and the session is among those to look at.
+    untold: bool,
 }
 
 impl Session {
@@ -260,6 +260,9 @@ impl Sessions {
             probes: Vec::new(),
             inquiries: BTreeMap::new(),
             listing: None,
+            asks_schema: false,
+            watchers: Watchers::new(),
+            untold: false,
         }));
         if interval > 0 {
             self.timers
@@ -286,10 +289,12 @@ impl Sessions {
         for (probe, core, _) in session.probes.drain(..) {
             cx.post(core, Message::Probed { probe, alive: true });
         }
+        let kind = hot::command_type(frame.command()).ok();
         Self::handle(session, cx, frame, now);
-        session.watch_output();
+        session.watch_output(cx, now);
         session.reading = session.wants_frames(cx.settings.publish_pacing)
             && session.read_rule() == throttling::ReadRule::Read;
+        self.pace_requests(cx, conn, kind, now);
         self.reconsider_bytes(cx, now);
     }
 
@@ -324,6 +329,8 @@ impl Sessions {
         self.free.push(conn.slot);
         self.connected -= 1;
         session.stage = Stage::Closing;
+        session.end_holds(cx);
+        session.forget_watchers(cx);
         for (id, client) in std::mem::take(&mut session.producers) {
             if !matches!(client.state, ClientState::Closing) {
                 let client_ref = session.client_ref(&client, id);
@@ -374,8 +381,13 @@ impl Sessions {
                 cx.post(core, Message::Written { client, bytes });
             }
         }
-        session.watch_output();
+        session.holds.outbound.unblock();
+        let due = session.tell_watchers(cx, now);
+        session.watch_output(cx, now);
         Self::settle(session, cx, now);
+        if let Some(due) = due {
+            self.timers.insert((due, conn.slot, conn.generation));
+        }
     }
 
     /// A message from a topic.
@@ -450,7 +462,7 @@ impl Sessions {
                 };
                 session.send(cx, &command);
                 // Questions may be much shorter than their answers: no more of them until these are read.
-                session.watch_answers();
+                session.watch_answers(cx, now);
             }
             Message::Hold { session, reason } => self.throttle(cx, session, reason, true, now),
             Message::Release { session, reason } => self.throttle(cx, session, reason, false, now),
@@ -473,9 +485,22 @@ impl Sessions {
                 let Some(session) = self.find(session) else {
                     return;
                 };
-                if session.topics(cx, request_id, names) {
+                if session.topics(cx, request_id, names, now) {
                     Self::settle(session, cx, now);
                 }
+            }
+            Message::TopicChanged {
+                namespace,
+                name,
+                created,
+            } => self.topic_changed(cx, &namespace, &name, created),
+            Message::SchemaAnswer { session, command } => {
+                let Some(session) = self.find(session) else {
+                    return;
+                };
+                session.asks_schema = false;
+                session.send(cx, &command);
+                Self::settle(session, cx, now);
             }
             other => self.client_message(cx, other, now),
         }
@@ -544,6 +569,10 @@ impl Sessions {
             let Some(session) = self.get(slot, generation) else {
                 continue;
             };
+            if session.end_pause(cx, now) {
+                Self::settle(session, cx, now);
+            }
+            let due = session.tell_watchers(cx, now);
             if session
                 .probes
                 .iter()
@@ -551,6 +580,12 @@ impl Sessions {
             {
                 session.close(cx);
             }
+            if let Some(due) = due {
+                self.timers.insert((due, slot, generation));
+            }
+            let Some(session) = self.get(slot, generation) else {
+                continue;
+            };
             if session.stage == Stage::Closing || interval == 0 || session.next_keep_alive > now.ms
             {
                 continue;
@@ -578,12 +613,6 @@ impl Sessions {
         if let Some(session) = self.get(conn.slot, conn.generation) {
             session.pinged = false;
         }
-    }
-
-    /// Bytes queued to sockets.
-    pub(super) fn outbound(&self) -> usize {
-        let sessions = self.slots.iter().filter_map(|slot| slot.session.as_deref());
-        sessions.map(|session| session.out.len()).sum()
     }
 
     /// Asks every session to end.

@@ -61,7 +61,7 @@ impl Session {
         let num_messages = (send.num_messages.max(1) as u32).min(most.max(1));
         let awaits = cx.rate_limited && core != cx.core;
         if awaits {
-            self.await_charge();
+            self.await_charge(cx);
         }
         cx.post(
             core,
@@ -73,13 +73,13 @@ impl Session {
                         .highest_sequence_id
                         .filter(|highest| *highest >= send.sequence_id),
                     bytes,
+                    kind: match (send.marker, send.is_chunk) {
+                        (true, _) => SendKind::Marker,
+                        (_, true) => SendKind::Chunk,
+                        _ => SendKind::Message,
+                    },
                 },
                 num_messages,
-                kind: match (send.marker, send.is_chunk) {
-                    (true, _) => SendKind::Marker,
-                    (_, true) => SendKind::Chunk,
-                    _ => SendKind::Message,
-                },
                 awaits,
                 refused,
                 frame,

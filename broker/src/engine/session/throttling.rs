@@ -9,25 +9,20 @@ use vela_codec::{Frame, hot};
 use vela_limiter::{Latch, Reason, Throttle};
 use vela_proto::base_command::Type;
 
+use super::outbound::Outbound;
 use super::{Session, Sessions, Stage};
 use crate::engine::context::{ConnId, Context};
 use crate::engine::message::{Message, SessionRef};
 use crate::engine::settings::PublishPacing;
 use crate::engine::time::Now;
 
-/// Output at which a session reads no further, bytes. Far above what one batch of answers needs, so that only a peer that does not
-/// read meets it.
-const OUTBOUND_HIGH: usize = 8 << 20;
-/// Output at which it goes on.
-const OUTBOUND_LOW: usize = 1 << 20;
-
 /// What holds a session.
 #[derive(Default, Debug)]
 pub(super) struct Holds {
-    throttle: Throttle,
+    pub(super) throttle: Throttle,
     pending_requests: Latch,
     pending_bytes: Latch,
-    outbound_full: Latch,
+    pub(super) outbound: Outbound,
     /// A frame that must wait for a close of the same id.
     pub(super) frame: Option<Box<Frame>>,
 }
@@ -44,11 +39,16 @@ pub enum ReadRule {
 }
 
 impl Session {
+    /// Is a question open that the next frames wait for?
+    fn awaits_answer(&self) -> bool {
+        self.listing.is_some() || self.asks_schema
+    }
+
     /// Does the session take the next frame?
     pub(super) fn wants_frames(&self, pacing: PublishPacing) -> bool {
         self.stage != Stage::Closing
             && self.holds.frame.is_none()
-            && self.listing.is_none()
+            && !self.awaits_answer()
             && (pacing == PublishPacing::Read || self.holds.throttle.may_deliver())
     }
 
@@ -57,7 +57,7 @@ impl Session {
     fn passing(&self, frames: &VecDeque<Frame>) -> Option<usize> {
         if self.stage != Stage::Connected
             || self.holds.frame.is_some()
-            || self.listing.is_some()
+            || self.awaits_answer()
             || !self.holds.throttle.only_rate()
         {
             return None;
@@ -75,7 +75,7 @@ impl Session {
 
     /// May its socket be read?
     pub(super) fn read_rule(&self) -> ReadRule {
-        if self.stage == Stage::Closing || self.holds.frame.is_some() || self.listing.is_some() {
+        if self.stage == Stage::Closing || self.holds.frame.is_some() || self.awaits_answer() {
             ReadRule::Stop
         } else if self.holds.throttle.may_read() {
             ReadRule::Read
@@ -86,8 +86,9 @@ impl Session {
         }
     }
 
-    pub(super) fn throttle(&self) -> &Throttle {
-        &self.holds.throttle
+    /// The connection is gone, and with it what held it.
+    pub(super) fn end_holds(&mut self, cx: &mut Context) {
+        self.holds.throttle.end(&mut cx.counters.holds);
     }
 
     /// One more SEND is unanswered.
@@ -97,15 +98,20 @@ impl Session {
         let limit = cx.settings.max_pending_publish_requests_per_connection;
         if limit > 0 && self.pending_publishes >= limit {
             let holds = &mut self.holds;
-            let _ = holds
-                .pending_requests
-                .set(&mut holds.throttle, Reason::PendingRequests, true);
+            let _ = holds.pending_requests.set(
+                &mut holds.throttle,
+                Reason::PendingRequests,
+                true,
+                &mut cx.counters.holds,
+            );
         }
     }
 
     /// Holds itself until the topic's core has charged the publish and says whether it may go on.
-    pub(super) fn await_charge(&mut self) {
-        self.holds.throttle.hold(Reason::TopicRate);
+    pub(super) fn await_charge(&mut self, cx: &mut Context) {
+        self.holds
+            .throttle
+            .hold(Reason::PublishCharge, &mut cx.counters.holds);
     }
 
     /// One SEND has its answer. True if the session may go on because of it.
@@ -116,51 +122,31 @@ impl Session {
     }
 
     /// Goes on when few enough SENDs are unanswered: half of the limit, or any number when there is none. True if it may because of that.
-    fn release_requests(&mut self, cx: &Context) -> bool {
+    fn release_requests(&mut self, cx: &mut Context) -> bool {
         let limit = cx.settings.max_pending_publish_requests_per_connection;
         let few = limit == 0 || self.pending_publishes <= limit / 2;
         if self.holds.pending_requests.is_on() && few {
             let holds = &mut self.holds;
-            let free =
-                holds
-                    .pending_requests
-                    .set(&mut holds.throttle, Reason::PendingRequests, false);
+            let free = holds.pending_requests.set(
+                &mut holds.throttle,
+                Reason::PendingRequests,
+                false,
+                &mut cx.counters.holds,
+            );
             return free.reason_free;
         }
         false
     }
 
-    /// Looks at how much output waits. Stops the session's own requests at the high mark, whatever the peer's settings: bounded always
-    /// (PIP-434 makes this optional).
-    pub(super) fn watch_output(&mut self) {
-        let holds = &mut self.holds;
-        if self.out.len() > OUTBOUND_HIGH {
-            let _ = holds
-                .outbound_full
-                .set(&mut holds.throttle, Reason::OutboundFull, true);
-            // So that the release tells the runtime to go on.
-            self.reading = false;
-        } else if self.out.len() <= OUTBOUND_LOW {
-            let _ = holds
-                .outbound_full
-                .set(&mut holds.throttle, Reason::OutboundFull, false);
-        }
-    }
-
-    /// The same where an answer was written outside of its frame: above the high mark the session takes nothing more.
-    pub(super) fn watch_answers(&mut self) {
-        if self.out.len() > OUTBOUND_HIGH {
-            self.watch_output();
-            self.reading = false;
-        }
-    }
-
     /// Follows the core's pending publish bytes.
-    pub(super) fn follow_pending_bytes(&mut self, held: bool) {
+    pub(super) fn follow_pending_bytes(&mut self, cx: &mut Context, held: bool) {
         let holds = &mut self.holds;
-        let _ = holds
-            .pending_bytes
-            .set(&mut holds.throttle, Reason::PendingBytes, held);
+        let _ = holds.pending_bytes.set(
+            &mut holds.throttle,
+            Reason::PendingBytes,
+            held,
+            &mut cx.counters.holds,
+        );
         if held {
             // So that the release tells the runtime to go on.
             self.reading = false;
@@ -200,10 +186,13 @@ impl Sessions {
             return;
         };
         if hold {
-            session.holds.throttle.hold(reason);
+            session.holds.throttle.hold(reason, &mut cx.counters.holds);
             session.reading = false;
         } else {
-            let _ = session.holds.throttle.release(reason);
+            let _ = session
+                .holds
+                .throttle
+                .release(reason, &mut cx.counters.holds);
             Self::settle(session, cx, now);
         }
     }
@@ -242,7 +231,7 @@ impl Sessions {
             if let Some(session) = slot.session.as_deref_mut()
                 && session.stage != Stage::Start
             {
-                session.follow_pending_bytes(held);
+                session.follow_pending_bytes(cx, held);
             }
         }
     }
@@ -251,37 +240,18 @@ impl Sessions {
     pub(super) fn settle(session: &mut Session, cx: &mut Context, now: Now) {
         if session.stage != Stage::Closing
             && session.holds.throttle.may_deliver()
-            && session.listing.is_none()
+            && !session.awaits_answer()
             && let Some(frame) = session.holds.frame.take()
         {
             Self::handle(session, cx, *frame, now);
         }
-        session.watch_answers();
+        session.watch_answers(cx, now);
         let wants = session.wants_frames(cx.settings.publish_pacing)
             && session.read_rule() == ReadRule::Read;
         if wants && !session.reading {
             cx.effects.resumed.push(session.conn());
         }
         session.reading = wants;
-    }
-
-    /// Connections held, by reason.
-    pub(in crate::engine) fn held(&self) -> [u64; Reason::ALL.len()] {
-        let mut held = [0; Reason::ALL.len()];
-        let sessions = self.slots.iter().filter_map(|slot| slot.session.as_deref());
-        for reason in sessions.flat_map(|session| session.throttle().reasons()) {
-            if let Some(count) = held.get_mut(reason as usize) {
-                *count += 1;
-            }
-        }
-        held
-    }
-
-    /// Connections held for at least one reason.
-    pub(in crate::engine) fn held_connections(&self) -> u64 {
-        let sessions = self.slots.iter().filter_map(|slot| slot.session.as_deref());
-        let held = sessions.filter(|session| session.throttle().reasons().next().is_some());
-        held.count() as u64
     }
 }
 

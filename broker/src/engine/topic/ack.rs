@@ -278,9 +278,6 @@ impl Topics {
             if sub.pending.unacked_of(consumer) < limit {
                 sub.roster.unblock(consumer);
             }
-        } else if !sub.dispatcher.is_served(consumer) {
-            // A Failover consumer that waits has nothing to give back, and a change on its way starts over anyway.
-            return;
         } else {
             // Everything unacknowledged comes again, stamped with the new epoch so that older deliveries can be told apart.
             if let Some(entry) = sub.roster.get_mut(consumer)
@@ -291,6 +288,10 @@ impl Topics {
                     return;
                 }
                 entry.epoch = epoch;
+            }
+            if !sub.dispatcher.is_served(consumer) {
+                // A Failover consumer that waits has nothing to give back, and a change on its way starts over anyway.
+                return;
             }
             let from = mark_delete(&topic.state, sub);
             sub.rewind(from);

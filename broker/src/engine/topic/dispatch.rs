@@ -225,7 +225,9 @@ impl Run<'_> {
     /// True if there is more to do and only the turn is over.
     fn dispatch(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
         let sub = &mut *self.sub;
-        sub.dispatcher.begin_run(&sub.roster, &cx.settings);
+        let mark_delete = sub.acks(self.state).mark_delete();
+        sub.dispatcher
+            .begin_run(&sub.roster, mark_delete, &cx.settings);
         let more = self.hand_out(cx, slot, now);
         self.sub.dispatcher.end_run();
         self.sub.roster.settle();

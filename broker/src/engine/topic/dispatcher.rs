@@ -190,9 +190,14 @@ impl Dispatcher {
     }
 
     /// A run of dispatch begins.
-    pub(super) fn begin_run(&mut self, roster: &Roster, settings: &Settings) {
+    pub(super) fn begin_run(
+        &mut self,
+        roster: &Roster,
+        mark_delete: Position,
+        settings: &Settings,
+    ) {
         if let Dispatcher::KeyShared(keys) = self {
-            keys.begin_run(roster, settings);
+            keys.begin_run(roster, mark_delete, settings);
         }
     }
 

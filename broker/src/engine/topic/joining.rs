@@ -69,6 +69,9 @@ impl Topics {
         };
         self.check_consumer_limits(cx, slot, &open.subscription, &open.address, now)
             .map_err(|(error, message)| (request_id, error, message))?;
+        let Some(open) = self.reading_schema(cx, client, slot, open) else {
+            return Ok(());
+        };
         let (Some(topic), lanes) = (self.topics.get_mut(slot as usize), &mut self.lanes) else {
             return Ok(());
         };

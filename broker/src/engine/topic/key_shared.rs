@@ -132,8 +132,15 @@ impl KeyShared {
             .leave(index, held.map(|(position, held)| (position, held.slot)));
     }
 
-    /// A run of dispatch begins: some consumers can take entries again, and settings or the number of consumers may have changed.
-    pub(super) fn begin_run(&mut self, roster: &Roster, settings: &Settings) {
+    /// A run of dispatch begins: the mark-delete position may have moved, some consumers can take
+    /// entries again, and settings or the number of consumers may have changed.
+    pub(super) fn begin_run(
+        &mut self,
+        roster: &Roster,
+        mark_delete: Position,
+        settings: &Settings,
+    ) {
+        self.keys.take_through(mark_delete);
         for index in roster.risen() {
             self.keys.wake(*index);
         }

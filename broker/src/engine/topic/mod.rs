@@ -21,12 +21,14 @@ mod producer;
 mod publish;
 pub(super) mod rates;
 mod roster;
+mod schemas;
 mod single;
 mod stats;
 mod sticky;
 mod subscription;
 mod terminate;
 mod unacked;
+mod watched;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -48,10 +50,12 @@ use self::operation::Operation;
 use self::producer::Producer;
 use self::rates::{Rates, SharedRates, TopicRate};
 pub use self::roster::Books;
+use self::schemas::Opening;
+pub(super) use self::schemas::post_ask;
 use self::subscription::{ORPHAN_MS, Subscription};
 use self::unacked::CoreUnacked;
 use super::context::Context;
-use super::message::{ClientKey, ClientRef, Message};
+use super::message::{ClientKey, ClientRef, CoreId, Message};
 use super::name::TopicName;
 use super::reply;
 use super::time::Now;
@@ -204,6 +208,13 @@ pub(super) struct Topics {
     by_name: BTreeMap<Arc<str>, u32>,
     clients: FxHashMap<ClientKey, Seat>,
     probes: BTreeMap<u64, (ClientRef, ProbeFor)>,
+    /// Openings whose schema is being looked at elsewhere.
+    deciding: FxHashMap<ClientKey, Opening>,
+    /// Namespaces that cores watch, and how many watchers each has.
+    watched: BTreeMap<String, BTreeMap<CoreId, u32>>,
+    /// Who in HTTP waits for a termination, by running number.
+    terminations: u64,
+    terminating: BTreeMap<u64, super::admin::Asker>,
     next_probe: u64,
     rates: Rates,
     sweep: Sweep,
@@ -232,6 +243,10 @@ impl Topics {
             by_name: BTreeMap::new(),
             clients: FxHashMap::default(),
             probes: BTreeMap::new(),
+            deciding: FxHashMap::default(),
+            watched: BTreeMap::new(),
+            terminations: 0,
+            terminating: BTreeMap::new(),
             next_probe: 0,
             rates: Rates::new(rates),
             sweep: Sweep::default(),
@@ -292,7 +307,7 @@ impl Topics {
 
     fn find_or_create(
         &mut self,
-        cx: &Context,
+        cx: &mut Context,
         name: &TopicName,
         create: bool,
         now: Now,
@@ -319,6 +334,7 @@ impl Topics {
             lane,
         );
         self.configure_rate(cx, slot, now);
+        self.tell_watchers(cx, name, true);
         Some(slot)
     }
 
@@ -332,16 +348,15 @@ impl Topics {
             Message::Publish {
                 send,
                 num_messages,
-                kind,
                 awaits,
                 refused,
                 frame,
             } => {
-                self.publish(cx, send, num_messages, kind, refused, &frame, now);
+                self.publish(cx, send, num_messages, refused, &frame, now);
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
-                    let free = super::session::throttling::release(session, Reason::TopicRate);
+                    let free = super::session::throttling::release(session, Reason::PublishCharge);
                     cx.post(session.core, free);
                 }
             }
@@ -384,7 +399,9 @@ impl Topics {
             Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
             Message::Terminate { from, token, topic } => self.terminate(cx, from, token, topic),
             Message::Terminated { token, result, .. } => {
-                cx.effects.terminated.push((token, result));
+                if !self.terminated_by_admin(cx, token, &result) {
+                    cx.effects.terminated.push((token, result));
+                }
             }
             Message::FindTopic {
                 session,
@@ -406,19 +423,10 @@ impl Topics {
                 session,
                 request_id,
                 namespace,
+                persistent,
+                non_persistent,
             } => {
-                let prefix = format!("persistent://{namespace}/");
-                let names = self
-                    .by_name
-                    .range::<str, _>((
-                        std::ops::Bound::Included(prefix.as_str()),
-                        std::ops::Bound::Unbounded,
-                    ))
-                    .map(|(name, _)| name);
-                let names = names
-                    .take_while(|name| name.starts_with(&prefix))
-                    .map(|name| name.to_string())
-                    .collect();
+                let names = self.list(&namespace, persistent, non_persistent);
                 cx.post(
                     session.core,
                     Message::Topics {
@@ -427,6 +435,15 @@ impl Topics {
                         names,
                     },
                 );
+            }
+            Message::WatchTopics {
+                core,
+                namespace,
+                on,
+            } => self.watch(core, namespace, on),
+            Message::SchemaOfTopic { topic, ask } => self.schema_of_topic(cx, &topic, ask),
+            Message::SchemaDecided { client, decided } => {
+                self.schema_decided(cx, client, decided, now)
             }
             _ => {}
         }

@@ -131,6 +131,7 @@ impl Topics {
             Message::CloseProducer { .. } | Message::CloseConsumer { .. }
         ) {
             self.probes.remove(probe);
+            self.deciding.remove(&client.key());
             let later = std::mem::take(later);
             self.clients.remove(&client.key());
             for message in later {

@@ -49,6 +49,8 @@ pub(super) struct Rates {
     group_index: BTreeMap<String, u32>,
     /// When to look again at who waits, monotonic milliseconds.
     due: BTreeSet<(u64, Key)>,
+    /// Topics whose rate has held a connection.
+    limited: BTreeSet<u32>,
 }
 
 impl Rates {
@@ -59,6 +61,7 @@ impl Rates {
             groups: Vec::new(),
             group_index: BTreeMap::new(),
             due: BTreeSet::new(),
+            limited: BTreeSet::new(),
         }
     }
 
@@ -108,6 +111,9 @@ impl Topics {
         {
             let wait = rate.wait(time).unwrap_or(0);
             self.rates.due.insert((due_at(now, wait), Key::Topic(slot)));
+            if topic.rate_limited == 0 {
+                self.rates.limited.insert(slot);
+            }
             topic.rate_limited += 1;
             cx.counters.topic_rate_holds += 1;
             cx.post(session.core, hold(session, Reason::TopicRate));
@@ -127,6 +133,15 @@ impl Topics {
             self.rates.due.insert((due_at(now, wait), Key::Broker));
             cx.post(session.core, hold(session, Reason::BrokerRate));
         }
+    }
+
+    /// Topics whose own rate has held a connection, and how often.
+    pub(in crate::engine) fn rate_limited(&self) -> Vec<(String, u64)> {
+        let topics = self.rates.limited.iter().filter_map(|slot| {
+            let topic = self.topics.get(*slot as usize)?;
+            (topic.rate_limited > 0).then(|| (topic.name.to_string(), topic.rate_limited))
+        });
+        topics.collect()
     }
 
     /// Lets go on whoever a balance suffices for.

@@ -32,6 +32,8 @@ pub(super) struct Consumer {
     /// Rises with every consumer of the subscription.
     arrival: u64,
     pub(super) epoch: Option<u64>,
+    /// It takes messages of any schema (AUTO_CONSUME).
+    pub(super) any_schema: bool,
     pub(super) connected_ms: u64,
     account: Account,
     /// Its SUBSCRIBE was answered: what it is sent comes behind the answer.
@@ -61,6 +63,7 @@ impl Consumer {
             priority: open.priority,
             arrival: 0,
             epoch: open.epoch,
+            any_schema: open.any_schema,
             connected_ms: wall_ms,
             account: Account::default(),
             opened: false,

@@ -14,8 +14,9 @@ use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vela_codec::{Frame, Sizes};
 use vela_limiter::{BufferMemory, MemoryLimiter, Mode};
 
@@ -35,6 +36,12 @@ pub(super) const MUCH: u8 = b'm';
 /// Blocks the core for so many tenths of a second.
 pub(super) const STALL: u8 = b's';
 
+/// Ends the one stall there is.
+pub(super) static STALL_ENDS: AtomicBool = AtomicBool::new(false);
+
+/// For what must come sooner or later: nobody knows how slow the machine is.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+
 #[derive(Default)]
 pub(super) struct Out(VecDeque<Bytes>);
 
@@ -44,6 +51,10 @@ impl Output for Out {
             .zip(&self.0)
             .map(|(slot, piece)| *slot = IoSlice::new(piece))
             .count()
+    }
+
+    fn queued(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
     }
 
     fn consume(&mut self, mut n: usize) {
@@ -196,7 +207,10 @@ impl CoreEngine for Echo {
                 }
             }
             STALL => {
-                std::thread::sleep(Duration::from_millis(100 * u64::from(frame.command()[1])));
+                let deadline = Instant::now() + LIMIT;
+                while !STALL_ENDS.load(Ordering::Acquire) && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 self.answer(conn, whole);
             }
             _ => self.answer(conn, whole),
@@ -415,12 +429,8 @@ pub(super) struct Client(pub(super) TcpStream);
 impl Client {
     pub(super) fn to(addr: SocketAddr) -> Self {
         let stream = TcpStream::connect(addr).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(10)))
-            .unwrap();
-        stream
-            .set_write_timeout(Some(Duration::from_secs(10)))
-            .unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.set_write_timeout(Some(LIMIT)).unwrap();
         stream.set_nodelay(true).unwrap();
         Self(stream)
     }

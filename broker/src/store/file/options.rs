@@ -57,6 +57,8 @@ pub struct FileOptions {
     pub spares_max: usize,
     /// When a chunk counts as durable.
     pub sync: SyncMode,
+    /// How long closing waits for writes and for threads, which a slow disk may hold up.
+    pub close_wait: Duration,
     /// Called when there is something to poll.
     pub wake: Option<Wake>,
     /// Failures to inject, for tests.
@@ -71,6 +73,7 @@ impl Default for FileOptions {
             reads_max: 256,
             spares_max: 2,
             sync: SyncMode::Always,
+            close_wait: Duration::from_secs(1),
             wake: None,
             faults: None,
         }

@@ -12,8 +12,13 @@ use super::Topics;
 use crate::engine::admin::{Answer, Ask, Asker, Request, SubscriptionAsk};
 use crate::engine::context::Context;
 use crate::engine::message::Message;
+use crate::engine::message::TerminateError;
 use crate::engine::name::TopicName;
 use crate::engine::time::Now;
+use crate::store::log::Position;
+
+/// Tokens of terminations that HTTP asked for have this bit.
+const BY_ADMIN: u64 = 1 << 63;
 
 impl Topics {
     /// A question of HTTP.
@@ -71,6 +76,12 @@ impl Topics {
                 reply(cx, asker, Answer::Names(names.unwrap_or_default()));
             }
             Ask::Unload => self.unload(cx, asker, slot, now),
+            Ask::Terminate => {
+                self.terminations += 1;
+                let token = self.terminations;
+                self.terminating.insert(token, asker);
+                self.terminate(cx, cx.core, token | BY_ADMIN, name.clone());
+            }
             Ask::Truncate => self.truncate(cx, asker, slot, now),
             Ask::Properties => {
                 let answer = self.properties(slot);
@@ -104,6 +115,32 @@ impl Topics {
         let core = cx.core;
         let answer = Box::new(answer);
         self.after_log(cx, lane, core, Message::AdminAnswer { asker, answer });
+    }
+}
+
+impl Topics {
+    /// The outcome of a termination, if HTTP asked for it.
+    pub(super) fn terminated_by_admin(
+        &mut self,
+        cx: &mut Context,
+        token: u64,
+        result: &Result<Position, TerminateError>,
+    ) -> bool {
+        if token & BY_ADMIN == 0 {
+            return false;
+        }
+        if let Some(asker) = self.terminating.remove(&(token & !BY_ADMIN)) {
+            let answer = match result {
+                Ok(position) => Answer::Id {
+                    position: *position,
+                    batch: None,
+                },
+                Err(TerminateError::NotFound) => Answer::NoTopic,
+                Err(error) => Answer::Failed(format!("the topic was not terminated: {error:?}")),
+            };
+            reply(cx, asker, answer);
+        }
+        true
     }
 }
 

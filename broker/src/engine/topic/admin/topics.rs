@@ -120,7 +120,9 @@ impl Topics {
         let (lane, id) = (topic.lane, topic.state.id);
         // From here on the name is free: who comes next gets a topic of its own.
         topic.deleted = true;
-        self.by_name.remove(topic.name.as_str());
+        let name = topic.name.clone();
+        self.by_name.remove(name.as_str());
+        self.tell_watchers(cx, &name, false);
         self.close_clients(cx, slot, false, now);
         self.forget_rate(cx, slot, now);
         self.sweep.forget(slot);

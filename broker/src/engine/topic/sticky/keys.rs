@@ -183,6 +183,16 @@ impl Keys {
         true
     }
 
+    /// Entries up to the mark-delete position wait no longer: somebody else saw to it that they are done with.
+    pub(in super::super) fn take_through(&mut self, mark_delete: Position) {
+        while let Some((position, _)) = self.waiting.first_key_value()
+            && *position <= mark_delete
+        {
+            let position = *position;
+            self.take(position);
+        }
+    }
+
     /// The next waiting entry that may go to somebody who can take it: consumers in turns, each from its lowest position on.
     pub(in super::super) fn next(
         &mut self,

@@ -562,6 +562,20 @@ fn a_chunked_message_keeps_its_slot_until_its_last_chunk_is_out() {
 }
 
 #[test]
+fn what_lies_behind_the_mark_delete_position_waits_no_longer() {
+    let mut keys = Keys::new(selector(2), true);
+    keys.join(0, "", &[(0, 99)]);
+    for entry in 0..6 {
+        // Two lines: one of them has nobody.
+        keys.wait(World::position(entry), [1, 500][entry as usize % 2]);
+    }
+    keys.take_through(World::position(3));
+    assert_eq!(keys.waiting(), 2);
+    keys.audit([]).unwrap();
+    assert_eq!(keys.next(|_| true), Some((World::position(4), 1, 0)));
+}
+
+#[test]
 fn consumers_take_turns() {
     let mut keys = Keys::new(selector(2), true);
     for member in 0..3 {
