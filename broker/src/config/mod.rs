@@ -212,6 +212,14 @@ settings! {
     default_num_partitions: u32 = 1,
     "defaultNumPartitions" in 1..=100000 as "partitions", dynamic;
 
+    /// Whether DELETE of a namespace with force=true deletes its topics too, whoever is connected.
+    force_delete_namespace_allowed: bool = false,
+    "forceDeleteNamespaceAllowed", dynamic;
+
+    /// Whether DELETE of a tenant with force=true deletes its namespaces too.
+    force_delete_tenant_allowed: bool = false,
+    "forceDeleteTenantAllowed", dynamic;
+
     /// Create a subscription when a consumer first names it.
     allow_auto_subscription_creation: bool = true,
     "allowAutoSubscriptionCreation", dynamic;

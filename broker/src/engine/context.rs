@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vela_limiter::HoldCounts;
 
+use super::admin::{Answer, Asker};
 use super::message::{CoreId, Message, TerminateError};
 use super::metadata::Metadata;
 use super::settings::{ServiceAddress, Settings};
@@ -56,6 +57,8 @@ pub struct Effects {
     pub drop_segments: Vec<(u32, Vec<u64>)>,
     /// Metadata changes.
     pub metadata: Vec<MetadataRequest>,
+    /// Answers to administration.
+    pub admin: Vec<(Asker, Answer)>,
     /// Metadata to read: token, key. Answered by [`Engine::metadata_read`](super::Engine::metadata_read).
     pub metadata_reads: Vec<(u64, String)>,
     /// Answers to `Engine::terminate`, by its token.
