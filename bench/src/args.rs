@@ -134,7 +134,7 @@ pub(crate) struct SubscriptionArgs {
         ignore_case = true
     )]
     pub(crate) subscription_type: SubscriptionType,
-    /// Consumers of each topic; more than 1 needs a shared subscription
+    /// Consumers of each topic; more than 1 needs a shared or key-shared subscription
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(crate) consumers: u32,
     /// Permits a consumer holds at most, in messages; half are given back at a time
@@ -149,6 +149,8 @@ pub(crate) struct SubscriptionArgs {
 pub(crate) enum SubscriptionType {
     Exclusive,
     Shared,
+    /// Messages without a key: each has one of its own
+    KeyShared,
 }
 
 #[derive(Debug, Clone, Args)]

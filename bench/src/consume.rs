@@ -98,12 +98,13 @@ impl Consumers {
         let kind = match args.subscription_type {
             SubscriptionType::Exclusive if args.consumers > 1 => {
                 return fail(format!(
-                    "--consumers {} of each topic need --subscription-type shared: an exclusive subscription has one",
+                    "--consumers {} of each topic need --subscription-type shared or key-shared: an exclusive subscription has one",
                     args.consumers
                 ));
             }
             SubscriptionType::Exclusive => SubType::Exclusive,
             SubscriptionType::Shared => SubType::Shared,
+            SubscriptionType::KeyShared => SubType::KeyShared,
         };
         let position = if earliest {
             InitialPosition::Earliest

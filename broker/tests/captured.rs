@@ -22,22 +22,7 @@ mod replay;
 
 use std::collections::BTreeSet;
 
-use vela_codec::proto::ServerError;
-
-use replay::{Needs, Refusal, Setting};
-
-/// What becomes of a recording.
-#[derive(Copy, Clone, Debug)]
-enum Status {
-    /// The whole of it replays.
-    Replayed,
-    /// It needs what this broker does not serve yet, and replays up to the command that is refused.
-    Later(Refusal),
-}
-
-use Status::{Later, Replayed};
-
-const NOT_ALLOWED: ServerError = ServerError::NotAllowedError;
+use replay::{Needs, Setting};
 
 const NEEDS: Needs = Needs {
     partitioned: &[],
@@ -48,49 +33,23 @@ const NEEDS: Needs = Needs {
 };
 
 /// Every recording there is.
-const RECORDINGS: &[(&str, Status, Needs)] = &[
-    ("go-produce-consume-ackresponse", Replayed, NEEDS),
-    ("py-batch-index-ack", Replayed, NEEDS),
+const RECORDINGS: &[(&str, Needs)] = &[
+    ("go-produce-consume-ackresponse", NEEDS),
+    ("py-batch-index-ack", NEEDS),
     (
         "py-connect-ping",
-        Replayed,
         Needs {
             keep_alive: true,
             ..NEEDS
         },
     ),
-    ("py-cumulative-ack", Replayed, Needs { left: 1, ..NEEDS }),
-    (
-        "py-errors",
-        Later(Refusal {
-            feature: "Producer access modes other than Shared",
-            line: 44,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
-    ("py-exclusive-ack", Replayed, NEEDS),
-    (
-        "py-failover",
-        Later(Refusal {
-            feature: "Failover subscriptions",
-            line: 9,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
-    (
-        "py-key-shared",
-        Later(Refusal {
-            feature: "Key_Shared subscriptions",
-            line: 9,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
+    ("py-cumulative-ack", Needs { left: 1, ..NEEDS }),
+    ("py-errors", NEEDS),
+    ("py-exclusive-ack", NEEDS),
+    ("py-failover", Needs { left: 1, ..NEEDS }),
+    ("py-key-shared", Needs { left: 8, ..NEEDS }),
     (
         "py-partitioned-producer",
-        Replayed,
         Needs {
             partitioned: &[(
                 "persistent://public/default/cap-py-partitioned-producer-6b0d18af",
@@ -101,7 +60,6 @@ const RECORDINGS: &[(&str, Status, Needs)] = &[
     ),
     (
         "py-pattern",
-        Replayed,
         Needs {
             topics: &[
                 "persistent://public/cap/other",
@@ -111,37 +69,27 @@ const RECORDINGS: &[(&str, Status, Needs)] = &[
             ..NEEDS
         },
     ),
-    ("py-produce-3", Replayed, NEEDS),
-    ("py-produce-batch-5", Replayed, NEEDS),
-    ("py-produce-batch-5-lz4", Replayed, NEEDS),
+    ("py-produce-3", NEEDS),
+    ("py-produce-batch-5", NEEDS),
+    ("py-produce-batch-5-lz4", NEEDS),
     (
         "py-reader-earliest",
-        Replayed,
         Needs {
             published_before: true,
             ..NEEDS
         },
     ),
-    (
-        "py-schema-json",
-        Later(Refusal {
-            feature: "Schemas",
-            line: 9,
-            error: NOT_ALLOWED,
-        }),
-        NEEDS,
-    ),
+    ("py-schema-json", NEEDS),
     (
         "py-seek",
-        Replayed,
         Needs {
             published_before: true,
             left: 4,
             ..NEEDS
         },
     ),
-    ("py-shared-nack", Replayed, NEEDS),
-    ("py-unsubscribe", Replayed, NEEDS),
+    ("py-shared-nack", NEEDS),
+    ("py-unsubscribe", NEEDS),
 ];
 
 /// One core, and two with the connections on either: a topic lives on one of them, so it is met both at home and from the other core.
@@ -149,17 +97,13 @@ const CORES: &[[u16; 3]] = &[[0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 1, 0], [0, 0, 
 
 /// Replays a recording as its row says, in every setting. Answers the deliberate differences met.
 fn run(name: &str) -> BTreeSet<&'static str> {
-    let (_, status, needs) = RECORDINGS
+    let (_, needs) = RECORDINGS
         .iter()
-        .find(|(n, _, _)| *n == name)
+        .find(|(n, _)| *n == name)
         .expect("a row of the table");
-    let until = match status {
-        Replayed => None,
-        Later(refusal) => Some(*refusal),
-    };
     let mut met = BTreeSet::new();
     for setting in settings() {
-        met.extend(replay::replay(name, needs, setting, until));
+        met.extend(replay::replay(name, needs, setting));
     }
     met
 }
@@ -183,7 +127,7 @@ fn settings() -> Vec<Setting> {
 
 #[test]
 fn the_table_names_every_recording() {
-    let named: Vec<&str> = RECORDINGS.iter().map(|(name, _, _)| *name).collect();
+    let named: Vec<&str> = RECORDINGS.iter().map(|(name, _)| *name).collect();
     assert_eq!(
         named,
         recording::names(),
@@ -195,7 +139,7 @@ fn the_table_names_every_recording() {
 #[test]
 fn every_deliberate_difference_is_met() {
     let mut met = BTreeSet::new();
-    for (name, _, _) in RECORDINGS {
+    for (name, _) in RECORDINGS {
         met.extend(run(name));
     }
     for difference in compare::DIFFERENCES {
@@ -284,16 +228,16 @@ fn busy_consumers_and_producers_and_missing_namespaces_are_errors() {
 }
 
 #[test]
-fn failover_is_refused() {
+fn the_consumer_that_takes_over_gets_what_was_not_acknowledged() {
     run("py-failover");
 }
 
 #[test]
-fn key_shared_is_refused() {
+fn what_a_key_shared_consumer_held_goes_to_the_next_one() {
     run("py-key-shared");
 }
 
 #[test]
-fn a_schema_is_refused() {
+fn a_schema_is_kept_and_has_version_0() {
     run("py-schema-json");
 }

@@ -204,7 +204,15 @@ fn too_little_lockable_memory_is_refused() {
     command
         .args(["-c", "ulimit -l 64 && exec \"$0\" \"$@\""])
         .arg(env!("CARGO_BIN_EXE_vela"))
-        .args(["--port", "0", "--web-port", "0", "--data-dir"])
+        .args([
+            "--port",
+            "0",
+            "--web-port",
+            "0",
+            "--cores",
+            "1",
+            "--data-dir",
+        ])
         .arg(dir.path());
     let text = refused(&mut command);
     for part in ["64 KiB", "512 KiB", "ulimit -l"] {

@@ -755,11 +755,11 @@ def test_any_mix_of_comings_and_goings_ends_in_a_state_that_drains(make_client, 
         thread.join(2 * LIMIT_SECONDS)
         assert not thread.is_alive(), f"seed {seed}: a client hangs"
     assert failures == [], f"seed {seed}"
-    for name, kind in subscriptions.items():
+    for index, (name, kind) in enumerate(subscriptions.items()):
         consumer = make_client().subscribe(topic, name, kind)
         for round_ in range(2):
             # Behind what is left of the disturbance, in order and once.
-            wanted = numbers(10, 1000 * (round_ + 1))
+            wanted = numbers(10, 1000 * (2 * index + round_ + 1))
             publish(make_client(), topic, wanted)
             got = drain(consumer, lambda got: wanted[-1] in got, ack=True)
             assert [payload for payload in got if payload in wanted] == wanted, f"seed {seed}"

@@ -28,7 +28,7 @@ def publish(make_raw, topic):
 
 
 class TestPermits:
-    @pytest.mark.parametrize("kind", ["Shared", "Exclusive", pytest.param("Key_Shared", marks=pytest.mark.later("Key_Shared"))])
+    @pytest.mark.parametrize("kind", ["Shared", "Exclusive", "Key_Shared"])
     def test_exactly_as_many_messages_come_as_were_allowed(self, raw, topic, publish, kind):
         publish(10)
         raw.subscribe(topic, "s", kind)

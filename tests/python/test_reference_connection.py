@@ -338,11 +338,10 @@ class TestTopicsOfANamespace:
         if again["topics_hash"] == first["topics_hash"]:
             assert (again.get("topics", []), again["changed"]) == ([], False)
 
-    def test_a_pattern_is_applied_or_the_answer_says_that_it_was_not(self, few, ask):
+    def test_a_pattern_is_applied(self, few, ask):
         names, pattern = few
         answer = ask(topics_pattern=pattern)
-        assert answer["filtered"] in (True, False)
-        assert [name for name in answer["topics"] if name in names] == (names[:2] if answer["filtered"] else names)
+        assert (answer["filtered"], answer["topics"]) == (True, names[:2])
 
     def test_without_a_pattern_all_come(self, raw, topic, ask):
         raw.producer(topic)
@@ -358,7 +357,6 @@ class TestTopicsOfANamespace:
         answer = ask("public/nowhere")
         assert (answer.get("topics", []), answer["topics_hash"]) == ([], "00000000")
 
-    @pytest.mark.later("patterns in GET_TOPICS_OF_NAMESPACE")
     def test_a_broken_pattern_is_refused(self, raw):
         answer = raw.request("GET_TOPICS_OF_NAMESPACE", "ERROR", namespace=NAMESPACE, mode="PERSISTENT", topics_pattern="a[")
         assert answer["error"] == "MetadataError"

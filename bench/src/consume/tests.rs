@@ -121,7 +121,11 @@ fn an_exclusive_consumer_notices_a_lost_message() {
 
 #[test]
 fn a_repetition_is_noticed_unless_it_is_called_one() {
-    for kind in [SubscriptionType::Exclusive, SubscriptionType::Shared] {
+    for kind in [
+        SubscriptionType::Exclusive,
+        SubscriptionType::Shared,
+        SubscriptionType::KeyShared,
+    ] {
         let mut all = consumers(kind, 1);
         plain(&mut all, 0, FIRST_SEQUENCE).unwrap();
         let again = entry(1, 0, FIRST_SEQUENCE, 1);

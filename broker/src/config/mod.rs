@@ -212,6 +212,14 @@ settings! {
     default_num_partitions: u32 = 1,
     "defaultNumPartitions" in 1..=100000 as "partitions", dynamic;
 
+    /// Whether DELETE of a namespace with force=true deletes its topics too, whoever is connected.
+    force_delete_namespace_allowed: bool = false,
+    "forceDeleteNamespaceAllowed", dynamic;
+
+    /// Whether DELETE of a tenant with force=true deletes its namespaces too.
+    force_delete_tenant_allowed: bool = false,
+    "forceDeleteTenantAllowed", dynamic;
+
     /// Create a subscription when a consumer first names it.
     allow_auto_subscription_creation: bool = true,
     "allowAutoSubscriptionCreation", dynamic;
@@ -223,6 +231,18 @@ settings! {
     /// Unacknowledged messages at which a shared subscription gets no more. 0 turns the limit off.
     max_unacked_messages_per_subscription: u64 = 200_000,
     "maxUnackedMessagesPerSubscription" in 0..=1000000000 as "messages", dynamic;
+
+    /// Unacknowledged messages of the whole broker, split over its cores, at which subscriptions that hold much get no more. 0 turns the limit off.
+    max_unacked_messages_per_broker: u64 = 0,
+    "maxUnackedMessagesPerBroker" in 0..=1000000000 as "messages", dynamic;
+
+    /// The part of that limit that a subscription may hold while the broker is at it.
+    max_unacked_messages_per_subscription_on_broker_blocked: f64 = 0.16,
+    "maxUnackedMessagesPerSubscriptionOnBrokerBlocked" in 0..=1, dynamic;
+
+    /// Take acknowledgments of parts of batches. Off: a batch is acknowledged as a whole or not at all.
+    acknowledgment_at_batch_index_level_enabled: bool = true,
+    "acknowledgmentAtBatchIndexLevelEnabled", dynamic;
 
     /// Entries after which a ledger is closed and the next begun.
     managed_ledger_max_entries_per_ledger: u64 = 50_000,
@@ -316,6 +336,49 @@ settings! {
     dispatcher_max_round_robin_batch_size: u64 = 20,
     "dispatcherMaxRoundRobinBatchSize" in 1..=100000 as "entries", dynamic;
 
+    /// Patterns of topic names are applied by the broker. If not, clients get whole lists, and there are no watchers of topic lists.
+    enable_broker_side_subscription_pattern_evaluation: bool = true,
+    "enableBrokerSideSubscriptionPatternEvaluation", dynamic;
+
+    /// Clients with a pattern are told when topics are created and deleted, instead of asking again and again.
+    enable_broker_topic_list_watcher: bool = true,
+    "enableBrokerTopicListWatcher", dynamic;
+
+    /// Longest pattern of topic names that the broker applies.
+    subscription_pattern_max_length: u64 = 50,
+    "subscriptionPatternMaxLength" in 1..=1000 as "characters", dynamic;
+    /// Look at the credit of an exclusive or failover consumer before every entry. Off: credit is turned into a run of entries by the average messages per entry, and may be overdrawn by that run.
+    precise_dispatcher_flow_control: bool = false,
+    "preciseDispatcherFlowControl", dynamic;
+
+    /// Time from a change of a failover subscription's active consumer until the new one is served. 0: at once.
+    active_consumer_failover_delay_time_millis: u64 = 1000,
+    "activeConsumerFailoverDelayTimeMillis" in 0..=3600000 as "milliseconds", dynamic;
+
+    /// Choose the active consumer of a failover subscription by a ring of hashes on partitions, too, not by the partition's index.
+    active_consumer_failover_consistent_hashing: bool = false,
+    "activeConsumerFailoverConsistentHashing", dynamic;
+
+    /// Serve key-shared subscriptions.
+    subscription_key_shared_enable: bool = true,
+    "subscriptionKeySharedEnable", dynamic;
+
+    /// Share the keys of a key-shared subscription out by consistent hashing. Off: each newcomer gets half of the largest range. Holds for subscriptions that get their first consumer afterwards.
+    subscription_key_shared_use_consistent_hashing: bool = true,
+    "subscriptionKeySharedUseConsistentHashing", dynamic;
+
+    /// Points of each consumer on the ring of hashes. More share keys out more evenly and make joining and leaving dearer.
+    subscription_key_shared_consistent_hashing_replica_points: u64 = 100,
+    "subscriptionKeySharedConsistentHashingReplicaPoints" in 1..=10000 as "points", dynamic;
+
+    /// Entries of a key-shared subscription that may wait for their consumers while reading goes on past them, for each consumer. About 150 bytes each. 0: no limit of its own.
+    key_shared_look_ahead_msg_in_replay_threshold_per_consumer: u64 = 4000,
+    "keySharedLookAheadMsgInReplayThresholdPerConsumer" in 0..=1000000 as "entries", dynamic;
+
+    /// The same for the whole subscription. 0: no limit of its own; if both are 0, the limits on unacknowledged messages count.
+    key_shared_look_ahead_msg_in_replay_threshold_per_subscription: u64 = 40000,
+    "keySharedLookAheadMsgInReplayThresholdPerSubscription" in 0..=1000000 as "entries", dynamic;
+
     /// Directory that holds the log and the metadata.
     data_dir: String = "./data".to_owned(),
     "dataDir";
@@ -393,7 +456,7 @@ settings! {
     "faultSyncDelaySeconds" in 0..=86400 as "seconds";
 
     /// A test aid, to see the broker while storage does nothing at all: log writes wait while this file exists. Empty: none.
-    fault_sync_hold_file: String = String::new(),
+    fault_sync_hold_file: Option<String> = None,
     "faultSyncHoldFile";
 
     /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.

@@ -35,6 +35,23 @@ macro_rules! numbers {
 
 numbers!(u16, u32, u64);
 
+impl Value for f64 {
+    fn parse(text: &str, range: Option<(u64, u64)>) -> Option<Self> {
+        let value: f64 = text.parse().ok()?;
+        let (low, high) = range.unwrap_or((0, u64::MAX));
+        (low as f64..=high as f64).contains(&value).then_some(value)
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+
+    fn allowed(range: Option<(u64, u64)>) -> String {
+        let (low, high) = range.unwrap_or((0, u64::MAX));
+        format!("{low} to {high}, with decimals")
+    }
+}
+
 impl Value for bool {
     fn parse(text: &str, _: Option<(u64, u64)>) -> Option<Self> {
         match text.to_ascii_lowercase().as_str() {

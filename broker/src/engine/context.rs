@@ -6,10 +6,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vela_limiter::HoldCounts;
 
+use super::admin::{Answer, Asker};
 use super::message::{CoreId, Message, TerminateError};
 use super::metadata::Metadata;
 use super::settings::{ServiceAddress, Settings};
 use super::time::Now;
+use super::watch::WatchIndex;
 use crate::store::chunk::Chunk;
 use crate::store::log::Position;
 
@@ -56,6 +58,10 @@ pub struct Effects {
     pub drop_segments: Vec<(u32, Vec<u64>)>,
     /// Metadata changes.
     pub metadata: Vec<MetadataRequest>,
+    /// Answers to administration.
+    pub admin: Vec<(Asker, Answer)>,
+    /// Metadata to read: token, key. Answered by [`Engine::metadata_read`](super::Engine::metadata_read).
+    pub metadata_reads: Vec<(u64, String)>,
     /// Answers to `Engine::terminate`, by its token.
     pub terminated: Vec<(u64, Result<Position, TerminateError>)>,
 }
@@ -113,6 +119,8 @@ pub struct Context {
     pub counters: Counters,
     /// Policies changed: rates are to be taken over at the end of the turn.
     pub(super) policies_changed: bool,
+    /// Who wants to hear of new and deleted topics.
+    pub(super) watch: WatchIndex,
     pub(super) local: VecDeque<Message>,
 }
 

@@ -4,12 +4,17 @@
 //! exactly these messages. Messages from one core to another arrive in the order they were sent, and that order is the order in which the
 //! commands of a connection take effect: a SEND behind a PRODUCER, a FLOW behind a SUBSCRIBE need no answer in between.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use vela_codec::Frame;
 use vela_limiter::Reason;
 use vela_proto::{BaseCommand, ServerError};
 
+use super::admin::{Answer, Asker, Request};
 use super::name::TopicName;
+use super::schema::Schema;
+use super::schema::registry::{Ask, Decided};
 use crate::store::log::Position;
 
 /// A core's number, from 0.
@@ -60,6 +65,8 @@ pub struct SendId {
     pub highest_sequence_id: Option<u64>,
     /// Bytes behind the command: what it weighs until it is answered.
     pub bytes: u32,
+    /// What it says that it is.
+    pub kind: SendKind,
 }
 
 impl SendId {
@@ -122,6 +129,53 @@ pub struct OpenProducer {
     pub create: bool,
     /// A subscription to create from the earliest message, if it is missing.
     pub initial_subscription: Option<String>,
+    /// Its schema.
+    pub schema: OpenSchema,
+}
+
+/// The schema of a producer or consumer that is being opened.
+#[derive(Debug)]
+pub enum OpenSchema {
+    /// The client sent none, or one that takes whatever the topic has.
+    Absent,
+    /// To be looked at by the core that answers for the topic's schema.
+    Given(Schema),
+    /// It was: its version, if it is kept under one.
+    Decided(Option<u64>),
+}
+
+/// The type of a subscription.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum SubType {
+    /// One consumer.
+    Exclusive,
+    /// Any number; each message goes to one of them.
+    Shared,
+    /// One of several is served, and another one if it leaves.
+    Failover,
+    /// As Shared, and the messages of a key go to one of them in order.
+    KeyShared,
+}
+
+impl SubType {
+    /// As the protocol spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            SubType::Exclusive => "Exclusive",
+            SubType::Shared => "Shared",
+            SubType::Failover => "Failover",
+            SubType::KeyShared => "Key_Shared",
+        }
+    }
+}
+
+/// How a Key_Shared consumer wants keys to be shared out.
+#[derive(Clone, Eq, PartialEq, Debug)]
+pub struct KeySharedMeta {
+    /// It names its own ranges of hashes, both ends included; otherwise the broker divides them.
+    pub sticky: Option<Vec<(i32, i32)>>,
+    /// Messages of a key may be delivered out of order while its consumer changes.
+    pub allow_out_of_order: bool,
 }
 
 /// The fields of SUBSCRIBE that a topic looks at.
@@ -133,8 +187,10 @@ pub struct OpenConsumer {
     pub request_id: u64,
     /// The subscription.
     pub subscription: String,
-    /// Exclusive or Shared.
-    pub shared: bool,
+    /// How messages are shared out.
+    pub sub_type: SubType,
+    /// What a Key_Shared consumer said about keys.
+    pub key_shared: Option<KeySharedMeta>,
     /// The client's name for it, possibly empty.
     pub name: String,
     /// 0 is served first.
@@ -161,6 +217,10 @@ pub struct OpenConsumer {
     pub siblings: u32,
     /// Protocol version of the client.
     pub version: i32,
+    /// Its schema.
+    pub schema: OpenSchema,
+    /// It takes messages of any schema (AUTO_CONSUME).
+    pub any_schema: bool,
 }
 
 /// One acknowledged id.
@@ -225,7 +285,6 @@ pub enum Message {
     Publish {
         send: SendId,
         num_messages: u32,
-        kind: SendKind,
         /// The session holds itself for [`Reason::TopicRate`] until the publish is charged: to be released once.
         awaits: bool,
         refused: Option<(ServerError, &'static str)>,
@@ -287,12 +346,28 @@ pub enum Message {
         request_id: u64,
         topic: TopicName,
     },
-    /// The persistent topics of a namespace on this core. Answered by [`Message::Topics`].
+    /// The topics of a namespace on this core. Answered by [`Message::Topics`].
     ListTopics {
         session: SessionRef,
         request_id: u64,
         namespace: String,
+        persistent: bool,
+        non_persistent: bool,
     },
+    /// One watcher more, or less, of the persistent topics of a namespace: a core wants a [`Message::TopicChanged`] for each change.
+    WatchTopics {
+        core: CoreId,
+        namespace: String,
+        on: bool,
+    },
+    /// GET_OR_CREATE_SCHEMA, by way of the topic: it must exist.
+    SchemaOfTopic { topic: TopicName, ask: Box<Ask> },
+    /// What became of the schema of a producer or consumer.
+    SchemaDecided { client: ClientRef, decided: Decided },
+
+    // To the core that answers for a schema.
+    /// A question about a schema. Answered by [`Message::SchemaDecided`] or [`Message::SchemaAnswer`].
+    AskSchema(Box<Ask>),
     /// End a topic. Answered by [`Message::Terminated`] to core `from`.
     Terminate {
         from: CoreId,
@@ -308,6 +383,12 @@ pub enum Message {
         result: Result<Position, TerminateError>,
     },
 
+    // Administration.
+    /// A question of HTTP. Answered by an effect, or by [`Message::AdminAnswer`].
+    Admin { asker: Asker, request: Box<Request> },
+    /// The answer to [`Message::Admin`], once what it waited for is durable.
+    AdminAnswer { asker: Asker, answer: Box<Answer> },
+
     // Topic to session.
     /// The producer is open.
     ProducerOpened {
@@ -315,6 +396,7 @@ pub enum Message {
         request_id: u64,
         name: String,
         last_sequence_id: i64,
+        schema_version: Option<u64>,
         topic_epoch: Option<u64>,
     },
     /// The producer waits for its turn; [`Message::ProducerOpened`] follows, or a refusal.
@@ -363,6 +445,8 @@ pub enum Message {
     },
     /// The consumer has everything that a finished topic has.
     EndOfTopic { client: ClientRef },
+    /// ACTIVE_CONSUMER_CHANGE.
+    ActiveConsumerChange { client: ClientRef, active: bool },
     /// ACK_RESPONSE.
     Acked {
         client: ClientRef,
@@ -402,7 +486,18 @@ pub enum Message {
     Topics {
         session: SessionRef,
         request_id: u64,
-        names: Vec<String>,
+        names: Vec<Arc<str>>,
+    },
+    /// A persistent topic was created or deleted in a namespace that this core watches.
+    TopicChanged {
+        namespace: String,
+        name: Arc<str>,
+        created: bool,
+    },
+    /// The answer to the GET_SCHEMA or GET_OR_CREATE_SCHEMA that the session's frames wait for.
+    SchemaAnswer {
+        session: SessionRef,
+        command: Box<BaseCommand>,
     },
 }
 
@@ -422,6 +517,7 @@ impl Message {
                 | Message::ConsumerRefused { .. }
                 | Message::ConsumerClosed { .. }
                 | Message::EndOfTopic { .. }
+                | Message::ActiveConsumerChange { .. }
                 | Message::Acked { .. }
                 | Message::Disconnect { .. }
                 | Message::Deliver { .. }
@@ -431,6 +527,8 @@ impl Message {
                 | Message::Release { .. }
                 | Message::TopicExists { .. }
                 | Message::Topics { .. }
+                | Message::TopicChanged { .. }
+                | Message::SchemaAnswer { .. }
         )
     }
 }

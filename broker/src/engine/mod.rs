@@ -3,16 +3,20 @@
 //! One [`Engine`] per core. It takes events and the time, changes its state, and leaves effects for whoever drives it: the runtime carries them
 //! out on sockets and disks, the simulator on imagined ones. It never waits, locks, reads a clock or draws a random number.
 
+pub mod admin;
 pub mod context;
 pub mod message;
 pub mod metadata;
+mod murmur;
 pub mod name;
 pub mod output;
 mod reply;
+pub mod schema;
 mod session;
 pub mod settings;
 pub mod time;
 mod topic;
+pub mod watch;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,12 +30,15 @@ pub use self::message::{CoreId, Message, TerminateError};
 pub use self::metadata::Metadata;
 use self::name::TopicName;
 pub use self::output::OutBuf;
+use self::schema::registry::{self, Registry};
 use self::session::Sessions;
 pub use self::session::throttling::ReadRule;
 pub use self::settings::{AutoTopicType, PublishPacing, ServiceAddress, Settings};
 pub use self::time::Now;
+pub use self::topic::Books;
 use self::topic::Topics;
 pub use self::topic::rates::SharedRates;
+use self::watch::WatchIndex;
 use crate::store::chunk::Chunk;
 use crate::store::log::{Lane, LaneState};
 use crate::store::wal::{Segment, WalError};
@@ -86,6 +93,7 @@ pub struct Engine {
     cx: Context,
     sessions: Sessions,
     topics: Topics,
+    schemas: Registry,
 }
 
 /// Rounds of dispatch and messages in one turn; what is left is for the next turn.
@@ -102,6 +110,7 @@ impl Engine {
         let mut engine = Engine {
             topics: Topics::new(lanes, config.log_budget, config.rates),
             sessions: Sessions::default(),
+            schemas: Registry::default(),
             cx: Context {
                 core: config.core,
                 cores: config.cores,
@@ -120,6 +129,7 @@ impl Engine {
                 },
                 counters: Counters::default(),
                 policies_changed: true,
+                watch: WatchIndex::default(),
                 local: VecDeque::new(),
             },
         };
@@ -254,12 +264,29 @@ impl Engine {
     }
 
     /// The answer to a metadata request: `Ok(false)` = the expected version was not there.
-    pub fn metadata_done(&mut self, token: u64, result: Result<bool, String>, _now: Now) {
+    pub fn metadata_done(&mut self, token: u64, result: Result<bool, String>, now: Now) {
+        if token & registry::TOKEN != 0 {
+            return self.schemas.store_done(&mut self.cx, token, result, now);
+        }
         self.sessions.metadata_done(&mut self.cx, token, result);
+    }
+
+    /// What a metadata key holds, and its version; `Ok(None)` = there is none. Changes that the store made before it read were announced
+    /// before this, by [`Engine::metadata_changed`].
+    pub fn metadata_read(
+        &mut self,
+        token: u64,
+        result: Result<Option<(Bytes, u64)>, String>,
+        now: Now,
+    ) {
+        self.schemas.read_done(&mut self.cx, token, result, now);
     }
 
     /// Somebody changed the metadata store.
     pub fn metadata_changed(&mut self, key: &str, value: Option<&Bytes>) {
+        if key.starts_with(schema::SCHEMA) {
+            return self.schemas.changed(key, value);
+        }
         self.cx.metadata.apply(key, value);
         self.cx.look_for_rates();
         self.cx.policies_changed = true;
@@ -304,6 +331,7 @@ impl Engine {
             self.topics.reconfigure(&mut self.cx, now);
             self.run_messages(now);
         }
+        self.sessions.tell_watchers(&mut self.cx, now);
         self.topics.end_of_turn(&mut self.cx);
         more || !self.cx.local.is_empty()
     }
@@ -311,12 +339,43 @@ impl Engine {
     fn run_messages(&mut self, now: Now) {
         // Bounded by what the turn's events brought: a message leads to answers, never to itself.
         while let Some(message) = self.cx.local.pop_front() {
+            let message = match message {
+                Message::Admin { asker, request } => {
+                    self.admin(asker, *request, now);
+                    continue;
+                }
+                Message::AdminAnswer { asker, answer } => {
+                    self.cx.effects.admin.push((asker, *answer));
+                    continue;
+                }
+                Message::AskSchema(ask) => {
+                    self.schemas.ask(&mut self.cx, *ask, now);
+                    continue;
+                }
+                message => message,
+            };
             if message.is_for_session() {
                 self.sessions.message(&mut self.cx, message, now);
             } else {
                 self.topics.message(&mut self.cx, message, now);
             }
         }
+    }
+
+    fn admin(&mut self, asker: admin::Asker, request: admin::Request, now: Now) {
+        match request {
+            admin::Request::Sessions(sessions) => {
+                let answer = admin::Answer::Sessions(self.sessions.describe(&sessions));
+                self.cx.effects.admin.push((asker, answer));
+            }
+            request => self.topics.admin(&mut self.cx, asker, request, now),
+        }
+    }
+
+    /// What every consumer was granted and sent. An error says what does not add up: balances, totals, pending acks, ready lists. For tests: it
+    /// looks at everything.
+    pub fn audit(&self) -> Result<Vec<Books>, String> {
+        self.topics.audit()
     }
 
     /// The effects of the turn.

@@ -179,6 +179,11 @@ fn split_partition(name: &str) -> Option<(&str, i32)> {
     Some((name.get(..at)?, digits.parse().ok()?))
 }
 
+/// A name without `-partition-N`, if it has one.
+pub(crate) fn base_of(name: &str) -> &str {
+    split_partition(name).map_or(name, |(base, _)| base)
+}
+
 impl fmt::Display for TopicName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.full)

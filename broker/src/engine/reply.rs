@@ -2,6 +2,7 @@
 
 use vela_proto::{self as proto, BaseCommand, ServerError, base_command::Type};
 
+use super::schema::version_bytes;
 use crate::store::log::Position;
 
 /// The request id of answers to nobody's request: Java's -1.
@@ -43,6 +44,7 @@ pub(crate) fn producer_success(
     request_id: u64,
     name: String,
     last_sequence_id: i64,
+    schema_version: Option<u64>,
     topic_epoch: Option<u64>,
 ) -> BaseCommand {
     BaseCommand {
@@ -50,7 +52,8 @@ pub(crate) fn producer_success(
             request_id,
             producer_name: name,
             last_sequence_id: Some(last_sequence_id),
-            schema_version: Some(Default::default()),
+            // Present and empty when there is no schema.
+            schema_version: Some(schema_version.map(version_bytes).unwrap_or_default()),
             topic_epoch,
             producer_ready: Some(true),
         }),
@@ -60,7 +63,7 @@ pub(crate) fn producer_success(
 
 /// The early answer to a producer that waits for its turn.
 pub(crate) fn producer_queued(request_id: u64, name: String) -> BaseCommand {
-    let mut answer = producer_success(request_id, name, -1, None);
+    let mut answer = producer_success(request_id, name, -1, None, None);
     if let Some(success) = &mut answer.producer_success {
         success.producer_ready = Some(false);
     }
@@ -197,9 +200,20 @@ pub(crate) fn last_message_id(
     }
 }
 
+pub(crate) fn active_consumer_change(consumer_id: u64, active: bool) -> BaseCommand {
+    BaseCommand {
+        active_consumer_change: Some(proto::CommandActiveConsumerChange {
+            consumer_id,
+            is_active: Some(active),
+        }),
+        ..base(Type::ActiveConsumerChange)
+    }
+}
+
 pub(crate) fn topics(
     request_id: u64,
     names: Vec<String>,
+    filtered: bool,
     hash: String,
     changed: bool,
 ) -> BaseCommand {
@@ -207,10 +221,44 @@ pub(crate) fn topics(
         get_topics_of_namespace_response: Some(proto::CommandGetTopicsOfNamespaceResponse {
             request_id,
             topics: names,
-            filtered: Some(false),
+            filtered: Some(filtered),
             topics_hash: Some(hash),
             changed: Some(changed),
         }),
         ..base(Type::GetTopicsOfNamespaceResponse)
+    }
+}
+
+pub(crate) fn watched_topics(
+    request_id: u64,
+    watcher_id: u64,
+    names: Vec<String>,
+    hash: String,
+) -> BaseCommand {
+    BaseCommand {
+        watch_topic_list_success: Some(proto::CommandWatchTopicListSuccess {
+            request_id,
+            watcher_id,
+            topic: names,
+            topics_hash: hash,
+        }),
+        ..base(Type::WatchTopicListSuccess)
+    }
+}
+
+pub(crate) fn topic_update(
+    watcher_id: u64,
+    new: Vec<String>,
+    deleted: Vec<String>,
+    hash: String,
+) -> BaseCommand {
+    BaseCommand {
+        watch_topic_update: Some(proto::CommandWatchTopicUpdate {
+            watcher_id,
+            new_topics: new,
+            deleted_topics: deleted,
+            topics_hash: hash,
+        }),
+        ..base(Type::WatchTopicUpdate)
     }
 }

@@ -70,6 +70,12 @@ pub struct Settings {
     pub max_unacked_messages_per_consumer: u32,
     /// The same for a whole Shared subscription; 0 = off.
     pub max_unacked_messages_per_subscription: u32,
+    /// The same for the whole broker, each core having its part; 0 = off.
+    pub max_unacked_messages_per_broker: u32,
+    /// The part of that limit up to which a subscription reads on while the broker is at it.
+    pub max_unacked_messages_per_subscription_on_broker_blocked: f64,
+    /// Parts of batches can be acknowledged.
+    pub acknowledgment_at_batch_index_level_enabled: bool,
     /// Entries at which a ledger is closed.
     pub managed_ledger_max_entries_per_ledger: u32,
     /// Age at which a ledger is closed, milliseconds.
@@ -104,6 +110,28 @@ pub struct Settings {
     pub max_consumer_metadata_size: u32,
     /// Entries a Shared consumer gets in one turn.
     pub dispatcher_max_round_robin_batch_size: u32,
+    /// Patterns of topic names are applied here; else clients get whole lists and there are no watchers.
+    pub enable_broker_side_subscription_pattern_evaluation: bool,
+    /// Clients may watch topic lists.
+    pub enable_broker_topic_list_watcher: bool,
+    /// Longest pattern that is applied here, characters.
+    pub subscription_pattern_max_length: u32,
+    /// Exclusive and Failover: the credit is looked at before every entry, not once for a run of entries.
+    pub precise_dispatcher_flow_control: bool,
+    /// From a change of a Failover subscription's active consumer until it is served, milliseconds.
+    pub active_consumer_failover_delay_time_millis: u64,
+    /// Failover on partitions, too, chooses by a ring of hashes rather than by the partition's index.
+    pub active_consumer_failover_consistent_hashing: bool,
+    /// Key_Shared subscriptions are served.
+    pub subscription_key_shared_enable: bool,
+    /// Their keys are shared out by consistent hashing, not by halving ranges.
+    pub subscription_key_shared_use_consistent_hashing: bool,
+    /// Points of a consumer on the ring of hashes.
+    pub subscription_key_shared_consistent_hashing_replica_points: u32,
+    /// Entries that may wait for their consumers on a Key_Shared subscription while reading goes on, for each of them; 0 = no limit.
+    pub key_shared_look_ahead_msg_in_replay_threshold_per_consumer: u32,
+    /// The same for the subscription.
+    pub key_shared_look_ahead_msg_in_replay_threshold_per_subscription: u32,
     /// Log bytes between two index checkpoints of a lane.
     pub checkpoint_interval_bytes: u64,
 }
@@ -135,6 +163,9 @@ impl Default for Settings {
             allow_auto_subscription_creation: true,
             max_unacked_messages_per_consumer: 50_000,
             max_unacked_messages_per_subscription: 200_000,
+            max_unacked_messages_per_broker: 0,
+            max_unacked_messages_per_subscription_on_broker_blocked: 0.16,
+            acknowledgment_at_batch_index_level_enabled: true,
             managed_ledger_max_entries_per_ledger: 50_000,
             managed_ledger_max_ledger_rollover_time_ms: 4 * 3600 * 1000,
             managed_ledger_max_size_per_ledger: 2 << 30,
@@ -152,6 +183,17 @@ impl Default for Settings {
             broker_deduplication_producer_inactivity_timeout_ms: 360 * 60_000,
             max_consumer_metadata_size: 1024,
             dispatcher_max_round_robin_batch_size: 20,
+            enable_broker_side_subscription_pattern_evaluation: true,
+            enable_broker_topic_list_watcher: true,
+            subscription_pattern_max_length: 50,
+            precise_dispatcher_flow_control: false,
+            active_consumer_failover_delay_time_millis: 1000,
+            active_consumer_failover_consistent_hashing: false,
+            subscription_key_shared_enable: true,
+            subscription_key_shared_use_consistent_hashing: true,
+            subscription_key_shared_consistent_hashing_replica_points: 100,
+            key_shared_look_ahead_msg_in_replay_threshold_per_consumer: 4000,
+            key_shared_look_ahead_msg_in_replay_threshold_per_subscription: 40_000,
             checkpoint_interval_bytes: 128 << 20,
         }
     }

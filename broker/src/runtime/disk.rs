@@ -29,6 +29,8 @@ struct Change {
 }
 
 type Wake = Arc<dyn Fn() + Send + Sync>;
+/// What a key holds, and its version.
+type Found = Result<Option<(Bytes, u64)>, String>;
 type Done = Box<dyn FnOnce(MetaResult) + Send>;
 
 /// Answers whoever asked for a change when the last core lets go of it.
@@ -78,6 +80,8 @@ pub(super) struct MetaEnd {
     changes: Receiver<Change>,
     answers_in: Sender<(u64, Result<bool, String>)>,
     answers: Receiver<(u64, Result<bool, String>)>,
+    found_in: Sender<(u64, Found)>,
+    found: Receiver<(u64, Found)>,
     wake: Wake,
     under_way: usize,
 }
@@ -105,11 +109,14 @@ impl SharedMeta {
             .zip(wakes)
             .map(|(changes, wake)| {
                 let (answers_in, answers) = bounded(ANSWERS);
+                let (found_in, found) = bounded(ANSWERS);
                 MetaEnd {
                     shared: Arc::clone(&shared),
                     changes,
                     answers_in,
                     answers,
+                    found_in,
+                    found,
                     wake: Arc::clone(wake),
                     under_way: 0,
                 }
@@ -216,11 +223,35 @@ impl MetaEnd {
         }
     }
 
+    /// Hands in a read, or answers at once why not.
+    fn read(&mut self, token: u64, key: String, engine: &mut Engine, now: Now) {
+        if self.under_way >= ANSWERS {
+            let error = MetaError::Backpressure.to_string();
+            return engine.metadata_read(token, Err(error), now);
+        }
+        let (found, wake) = (self.found_in.clone(), Arc::clone(&self.wake));
+        let done = move |result: MetaResult| {
+            let result = match result {
+                Ok(MetaReply::Value(value)) => Ok(value.map(|value| (value.value, value.version))),
+                Ok(other) => Err(format!("unexpected answer {other:?}")),
+                Err(error) => Err(error.to_string()),
+            };
+            // There is room, as for answers.
+            let _ = found.try_send((token, result));
+            wake();
+        };
+        match self.shared.service.request(MetaRequest::Get { key }, done) {
+            Ok(()) => self.under_way += 1,
+            Err(error) => engine.metadata_read(token, Err(error.to_string()), now),
+        }
+    }
+
     /// Changes first: an answer must not find its own change missing.
     fn poll(&mut self, engine: &mut Engine, now: Now) -> bool {
         // In this order: what is answered by now was announced before.
         let answers: Vec<_> = self.answers.try_iter().collect();
-        let mut any = !answers.is_empty();
+        let found: Vec<_> = self.found.try_iter().collect();
+        let mut any = !answers.is_empty() || !found.is_empty();
         for change in self.changes.try_iter() {
             if change.key.starts_with(config::DYNAMIC) {
                 // The newest there are: later changes among them come to nothing when their turn comes.
@@ -233,6 +264,10 @@ impl MetaEnd {
         for (token, result) in answers {
             self.under_way = self.under_way.saturating_sub(1);
             engine.metadata_done(token, result, now);
+        }
+        for (token, result) in found {
+            self.under_way = self.under_way.saturating_sub(1);
+            engine.metadata_read(token, result, now);
         }
         any
     }
@@ -410,11 +445,15 @@ impl<W: Wal> Disk<W> {
 impl<W: Wal + 'static> Storage<Engine> for Disk<W> {
     fn carry_out(&mut self, engine: &mut Engine, now: Now) -> bool {
         let effects = engine.effects();
+        for (asker, answer) in effects.admin.drain(..) {
+            asker.answer(answer);
+        }
         if effects.writes.is_empty()
             && effects.reads.is_empty()
             && effects.checkpoints.is_empty()
             && effects.drop_segments.is_empty()
             && effects.metadata.is_empty()
+            && effects.metadata_reads.is_empty()
         {
             return false;
         }
@@ -423,6 +462,7 @@ impl<W: Wal + 'static> Storage<Engine> for Disk<W> {
         let checkpoints = std::mem::take(&mut effects.checkpoints);
         let drop_segments = std::mem::take(&mut effects.drop_segments);
         let metadata = std::mem::take(&mut effects.metadata);
+        let metadata_reads = std::mem::take(&mut effects.metadata_reads);
         if self.closed {
             // What sessions leave behind when they are cut off is not recorded.
             return false;
@@ -458,6 +498,9 @@ impl<W: Wal + 'static> Storage<Engine> for Disk<W> {
         }
         for request in metadata {
             self.meta.request(request, engine, now);
+        }
+        for (token, key) in metadata_reads {
+            self.meta.read(token, key, engine, now);
         }
         true
     }

@@ -206,6 +206,11 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_unacked_messages_per_subscription: to_u32(
             settings.max_unacked_messages_per_subscription,
         ),
+        max_unacked_messages_per_broker: to_u32(settings.max_unacked_messages_per_broker),
+        max_unacked_messages_per_subscription_on_broker_blocked: settings
+            .max_unacked_messages_per_subscription_on_broker_blocked,
+        acknowledgment_at_batch_index_level_enabled: settings
+            .acknowledgment_at_batch_index_level_enabled,
         managed_ledger_max_entries_per_ledger: to_u32(
             settings.managed_ledger_max_entries_per_ledger,
         ),
@@ -234,6 +239,27 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_consumer_metadata_size: to_u32(settings.max_consumer_metadata_size),
         dispatcher_max_round_robin_batch_size: to_u32(
             settings.dispatcher_max_round_robin_batch_size,
+        ),
+        enable_broker_side_subscription_pattern_evaluation: settings
+            .enable_broker_side_subscription_pattern_evaluation,
+        enable_broker_topic_list_watcher: settings.enable_broker_topic_list_watcher,
+        subscription_pattern_max_length: to_u32(settings.subscription_pattern_max_length),
+        precise_dispatcher_flow_control: settings.precise_dispatcher_flow_control,
+        active_consumer_failover_delay_time_millis: settings
+            .active_consumer_failover_delay_time_millis,
+        active_consumer_failover_consistent_hashing: settings
+            .active_consumer_failover_consistent_hashing,
+        subscription_key_shared_enable: settings.subscription_key_shared_enable,
+        subscription_key_shared_use_consistent_hashing: settings
+            .subscription_key_shared_use_consistent_hashing,
+        subscription_key_shared_consistent_hashing_replica_points: to_u32(
+            settings.subscription_key_shared_consistent_hashing_replica_points,
+        ),
+        key_shared_look_ahead_msg_in_replay_threshold_per_consumer: to_u32(
+            settings.key_shared_look_ahead_msg_in_replay_threshold_per_consumer,
+        ),
+        key_shared_look_ahead_msg_in_replay_threshold_per_subscription: to_u32(
+            settings.key_shared_look_ahead_msg_in_replay_threshold_per_subscription,
         ),
         ..engine::Settings::default()
     }

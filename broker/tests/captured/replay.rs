@@ -13,7 +13,7 @@ use vela_broker::store::memory::Kept;
 use vela_codec::proto::base_command::Type;
 use vela_codec::proto::command_subscribe::SubType;
 use vela_codec::proto::{
-    BaseCommand, CommandConnect, CommandProducer, CommandSend, MessageMetadata, ServerError,
+    BaseCommand, CommandConnect, CommandProducer, CommandSend, MessageMetadata,
 };
 
 use super::compare::{Names, set_fields};
@@ -48,14 +48,6 @@ pub struct Setting {
     pub last_first: bool,
     /// The broker has an address to give to clients, and does not leave them at the one they know.
     pub advertised: bool,
-}
-
-/// A command that this broker does not serve yet.
-#[derive(Copy, Clone, Debug)]
-pub struct Refusal {
-    pub feature: &'static str,
-    pub line: usize,
-    pub error: ServerError,
 }
 
 /// One frame of the broker that is not compared yet.
@@ -98,13 +90,8 @@ pub struct Replay {
     published: BTreeSet<Position>,
 }
 
-/// Plays a recording: the whole of it, or up to the command that the broker must refuse. Answers the deliberate differences met.
-pub fn replay(
-    name: &str,
-    needs: &Needs,
-    setting: Setting,
-    until: Option<Refusal>,
-) -> BTreeSet<&'static str> {
+/// Plays a recording. Answers the deliberate differences met.
+pub fn replay(name: &str, needs: &Needs, setting: Setting) -> BTreeSet<&'static str> {
     let lines = recording::read(name);
     let mut replay = Replay {
         world: World::new(WorldConfig {
@@ -127,7 +114,6 @@ pub fn replay(
         published: BTreeSet::new(),
     };
     replay.prepare(&lines);
-    let mut refused = false;
     for (index, line) in lines.iter().enumerate() {
         let place = Place {
             name,
@@ -140,11 +126,6 @@ pub fn replay(
             (Side::Client, What::Frame(wire, ms)) => {
                 replay.advance_to(*ms);
                 replay.send(line.conn, wire);
-                if let Some(refusal) = until.filter(|refusal| refusal.line == line.number) {
-                    replay.refused(line.conn, wire, refusal);
-                    refused = true;
-                    break;
-                }
             }
             (Side::Broker, What::Frame(wire, ms)) => {
                 replay.advance_to(*ms);
@@ -156,11 +137,8 @@ pub fn replay(
         }
         drop(place);
     }
-    assert_eq!(refused, until.is_some(), "no such line");
-    replay.finish(refused);
-    if !refused {
-        replay.check_what_is_left(&lines);
-    }
+    replay.finish();
+    replay.check_what_is_left(&lines);
     replay.names.met
 }
 
@@ -482,40 +460,12 @@ impl Replay {
         }
     }
 
-    /// The command just sent must be refused.
-    fn refused(&mut self, conn: usize, wire: &Wire, refusal: Refusal) {
-        self.collect();
-        let state = self.conns.get_mut(&conn).expect("a connection of the file");
-        let party = named(&wire.command).expect("a command of a producer or consumer");
-        let queue = state.arrived.remove(&party).unwrap_or_default();
-        let answers: Vec<_> = queue.iter().map(|a| &a.wire.command).collect();
-        let [
-            BaseCommand {
-                error: Some(answer),
-                ..
-            },
-        ] = answers.as_slice()
-        else {
-            panic!(
-                "'{}' was not refused: {answers:?}; does the recording replay now?",
-                refusal.feature
-            );
-        };
-        assert_eq!(Some(answer.request_id), request_id(&wire.command));
-        assert_eq!(answer.error(), refusal.error, "{}", answer.message);
-        assert!(!answer.message.is_empty(), "the refusal says nothing");
-        assert!(
-            self.world.is_open(state.peer),
-            "a refusal does not end the connection"
-        );
-    }
-
     /// The broker has said nothing that was not recorded.
-    fn finish(&mut self, cut: bool) {
+    fn finish(&mut self) {
         self.world.advance(PATIENCE_MS);
         self.collect();
         for (conn, state) in &self.conns {
-            assert!(state.open == cut, "connection {conn} at the end");
+            assert!(!state.open, "connection {conn} at the end");
             let left: Vec<String> = state
                 .arrived
                 .values()

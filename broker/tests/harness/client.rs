@@ -238,6 +238,18 @@ pub mod say {
         publish_time: u64,
         payload: &[u8],
     ) -> BytesMut {
+        send_keyed(producer, sequence_id, batch, publish_time, None, payload)
+    }
+
+    /// The same with a partition key.
+    pub fn send_keyed(
+        producer: u64,
+        sequence_id: u64,
+        batch: Option<i32>,
+        publish_time: u64,
+        key: Option<&str>,
+        payload: &[u8],
+    ) -> BytesMut {
         let command = proto::CommandSend {
             producer_id: producer,
             sequence_id,
@@ -249,6 +261,7 @@ pub mod say {
             sequence_id,
             publish_time,
             num_messages_in_batch: batch,
+            partition_key: key.map(str::to_owned),
             ..Default::default()
         };
         let mut stored = BytesMut::new();

@@ -8,7 +8,7 @@ use vela_broker::engine::{ConnId, CoreId, Message};
 use vela_broker::store::wal::{Space, Wal, WalError, WalEvent};
 use vela_codec::{Accounting, decode_command};
 
-use super::{Fault, Incoming, Peer, Step, World};
+use super::{Asked, Core, Fault, Incoming, Peer, Step, World};
 use vela_broker::engine::ReadRule;
 
 /// Waiting bytes up to which a connection that a rate holds is read, as in the runtime.
@@ -262,6 +262,9 @@ impl World {
         let now = self.now;
         let core = &mut self.cores[usize::from(index)];
         core.awake = core.engine.end_of_turn(now);
+        if let Err(error) = core.engine.audit() {
+            panic!("the books of core {index} do not add up: {error}");
+        }
         let effects = std::mem::take(core.engine.effects());
         let lanes = effects.mail.len();
         core.engine.effects().mail = (0..lanes).map(|_| Vec::new()).collect();
@@ -304,8 +307,15 @@ impl World {
                 }
             }
         }
+        self.requests.extend(
+            effects
+                .metadata
+                .into_iter()
+                .map(|request| (index, Asked::Change(request))),
+        );
+        let reads = effects.metadata_reads.into_iter();
         self.requests
-            .extend(effects.metadata.into_iter().map(|request| (index, request)));
+            .extend(reads.map(|(token, key)| (index, Asked::Read(token, key))));
     }
 
     fn peer_of(&self, core: CoreId, id: ConnId) -> Option<usize> {
@@ -329,6 +339,32 @@ impl World {
                     self.struck += u64::from(drop);
                     !drop
                 });
+            }
+            Fault::DoubleFlow | Fault::DropFlow | Fault::StaleFlow => {
+                let mail = std::mem::take(batch);
+                for message in mail {
+                    let Message::Flow {
+                        mut client,
+                        permits,
+                    } = message
+                    else {
+                        batch.push(message);
+                        continue;
+                    };
+                    self.chances += 1;
+                    let hit = self.chances.is_multiple_of(3);
+                    self.struck += u64::from(hit);
+                    let copies = match self.config.fault {
+                        Fault::DoubleFlow if hit => 2,
+                        Fault::DropFlow if hit => 0,
+                        _ => 1,
+                    };
+                    if self.config.fault == Fault::StaleFlow && hit {
+                        client.incarnation += 1;
+                    }
+                    let flows = (0..copies).map(|_| Message::Flow { client, permits });
+                    batch.extend(flows);
+                }
             }
             Fault::ReorderMail if batch.len() > 1 => {
                 self.chances += 1;
@@ -437,8 +473,21 @@ impl World {
     }
 
     fn answer_metadata(&mut self) {
-        let Some((core, request)) = self.requests.pop_front() else {
+        let Some((core, asked)) = self.requests.pop_front() else {
             return;
+        };
+        let now = self.now;
+        let request = match asked {
+            Asked::Change(request) => request,
+            Asked::Read(token, key) => {
+                let found = self.metadata.get(&key);
+                let found = found.map(|(version, value)| (value.clone(), *version));
+                let core = &mut self.cores[usize::from(core)];
+                core.hear();
+                core.engine.metadata_read(token, Ok(found), now);
+                core.awake = true;
+                return;
+            }
         };
         let version = self
             .metadata
@@ -448,8 +497,10 @@ impl World {
         if done {
             match &request.value {
                 Some(value) => {
+                    // Never a number that the key had before, as in the store.
+                    self.revision += 1;
                     self.metadata
-                        .insert(request.key.clone(), (version + 1, value.clone()));
+                        .insert(request.key.clone(), (self.revision, value.clone()));
                 }
                 None => {
                     self.metadata.remove(&request.key);
@@ -460,9 +511,18 @@ impl World {
                     .push_back((request.key.clone(), request.value.clone()));
             }
         }
-        let now = self.now;
         let core = &mut self.cores[usize::from(core)];
+        core.hear();
         core.engine.metadata_done(request.token, Ok(done), now);
         core.awake = true;
+    }
+}
+
+impl Core {
+    /// What was announced before an answer is heard before it.
+    fn hear(&mut self) {
+        while let Some((key, value)) = self.notices.pop_front() {
+            self.engine.metadata_changed(&key, value.as_ref());
+        }
     }
 }

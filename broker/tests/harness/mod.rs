@@ -76,6 +76,12 @@ pub enum Fault {
     DropRelease,
     /// Every `Written` between cores is lost.
     DropWritten,
+    /// Every third `Flow` between cores counts twice.
+    DoubleFlow,
+    /// Every third `Flow` between cores is lost.
+    DropFlow,
+    /// A `Flow` between cores may be for the consumer that its session has opened next.
+    StaleFlow,
     /// One frame in sixty-four is never freed.
     LeakRoot,
     /// Now and then two neighbouring messages from one core to another change places.
@@ -175,6 +181,12 @@ struct Shard {
     checkpoints: VecDeque<(u64, Bytes)>,
 }
 
+/// What a core asked the metadata store.
+enum Asked {
+    Change(MetadataRequest),
+    Read(u64, String),
+}
+
 /// Something that can happen next.
 #[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Debug)]
 pub enum Step {
@@ -216,7 +228,9 @@ pub struct World {
     /// By from * cores + to; each a batch of one turn.
     mail: Vec<VecDeque<Vec<Message>>>,
     metadata: BTreeMap<String, (u64, Bytes)>,
-    requests: VecDeque<(CoreId, MetadataRequest)>,
+    /// Changes of metadata so far: the version of the newest.
+    revision: u64,
+    requests: VecDeque<(CoreId, Asked)>,
     leaked: Vec<Frame>,
     /// Counts what a planted fault could have hit.
     chances: u64,
@@ -263,6 +277,7 @@ impl World {
             epoch: 1,
             retained,
             metadata,
+            revision: 1,
             requests: VecDeque::new(),
             leaked: Vec::new(),
             chances: 0,
@@ -365,7 +380,7 @@ impl World {
     }
 
     /// The broker's end of a connection goes.
-    fn hang_up(&mut self, peer: Peer) {
+    pub fn hang_up(&mut self, peer: Peer) {
         let now = self.now;
         let conn = &mut self.conns[peer.0];
         conn.open = false;
@@ -495,13 +510,35 @@ impl World {
     /// Changes the metadata store from outside the broker.
     pub fn put_metadata(&mut self, key: &str, value: &[u8]) {
         let value = Bytes::copy_from_slice(value);
-        let version = self.metadata.get(key).map_or(0, |(version, _)| *version);
+        self.revision += 1;
         self.metadata
-            .insert(key.to_owned(), (version + 1, value.clone()));
+            .insert(key.to_owned(), (self.revision, value.clone()));
         for core in &mut self.cores {
             core.notices
                 .push_back((key.to_owned(), Some(value.clone())));
         }
+    }
+
+    /// What the metadata store holds.
+    pub fn metadata(&self, key: &str) -> Option<Bytes> {
+        self.metadata.get(key).map(|(_, value)| value.clone())
+    }
+
+    /// Is a change of this key on its way to the metadata store?
+    pub fn stores(&self, key: &str) -> bool {
+        self.requests
+            .iter()
+            .any(|(_, asked)| matches!(asked, Asked::Change(change) if change.key == key))
+    }
+
+    /// Bytes of output that wait for clients.
+    pub fn totals_output(&mut self) -> usize {
+        let conns: Vec<(CoreId, ConnId)> = self.conns.iter().map(|c| (c.core, c.id)).collect();
+        let output = |(core, id): (CoreId, ConnId)| {
+            let core = self.cores.get_mut(usize::from(core))?;
+            core.engine.output(id).map(|output| output.len())
+        };
+        conns.into_iter().filter_map(output).sum()
     }
 
     /// The machine dies and the broker starts again on what the disks kept; `keep` says for each shard and chunk what is left of a write

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::model::{At, Published, Sub};
+use vela_proto::command_subscribe::SubType;
+use vela_proto::{KeySharedMeta, KeySharedMode};
+
+use super::model::{At, Published, Sub, key_of};
 use super::rng::Rng;
 use crate::harness::client::say;
 use crate::harness::{Peer, World};
@@ -18,6 +21,8 @@ pub struct Producer {
     pub closing: Option<u64>,
     /// The request that opened it.
     pub opened_by: u64,
+    /// A SEND of it was refused: so is all behind it.
+    pub failed: bool,
 }
 
 #[derive(Debug)]
@@ -30,6 +35,10 @@ pub struct Consumer {
     pub closing: Option<u64>,
     pub given: i64,
     pub taken: i64,
+    /// Messages of batches delivered in part that were not part of the delivery: so much credit may have been taken back.
+    pub suspect: i64,
+    /// It was told that it is the one that is served.
+    pub active: bool,
     pub epoch: u64,
     /// The last entry it got: an Exclusive one gets them in order.
     pub last: Option<At>,
@@ -72,6 +81,8 @@ pub struct Actor {
 
 /// What all clients share.
 pub struct Shared {
+    /// Credit is looked at before every entry, on all types of subscriptions.
+    pub precise: bool,
     pub topics: Vec<String>,
     pub subs: Vec<Sub>,
     pub published: Published,
@@ -119,9 +130,7 @@ impl Actor {
         self.producers.clear();
         self.old_producers.clear();
         for consumer in std::mem::take(&mut self.consumers).into_values() {
-            shared.subs[consumer.sub]
-                .held
-                .retain(|_, holder| *holder != consumer.key);
+            shared.subs[consumer.sub].left(consumer.key);
         }
         self.acks.clear();
         // A SEEK on its way may still take effect: its subscription stays loose until everything is at rest.
@@ -156,7 +165,10 @@ impl Actor {
         let Some(peer) = self.peer else { return };
         let open = self.consumers.iter().filter(|(_, c)| {
             c.opening.is_none()
-                && (resting || !(shared.subs[c.sub].loose || shared.subs[c.sub].shared))
+                && (resting
+                    || !(shared.subs[c.sub].loose
+                        || shared.subs[c.sub].shared
+                        || shared.subs[c.sub].failover))
         });
         let ids: Vec<(u64, u64, i64)> = open.map(|(id, c)| (*id, c.key, c.given)).collect();
         for (id, key, given) in ids {
@@ -177,6 +189,7 @@ impl Actor {
             unanswered: VecDeque::new(),
             closing: None,
             opened_by: request,
+            failed: false,
         };
         self.producers.insert(id, producer);
         world.feed(
@@ -221,7 +234,11 @@ impl Actor {
         let mut payload = number.to_le_bytes().to_vec();
         payload.resize(8 + size, number as u8);
         let time = world.now.wall_ms;
-        world.feed(peer, &say::send(id, sequence, batch, time, &payload));
+        let key = key_of(number);
+        world.feed(
+            peer,
+            &say::send_keyed(id, sequence, batch, time, Some(&key), &payload),
+        );
     }
 
     pub fn subscribe(&mut self, world: &mut World, shared: &mut Shared, id: u64, sub: usize) {
@@ -239,6 +256,21 @@ impl Actor {
         if !model.shared {
             subscribe.consumer_epoch = Some(0);
         }
+        if let Some(keys) = &model.keys {
+            subscribe.sub_type = SubType::KeyShared as i32;
+            subscribe.consumer_name = Some(format!("c{}", shared.next_key));
+            subscribe.key_shared_meta = Some(KeySharedMeta {
+                key_shared_mode: KeySharedMode::AutoSplit as i32,
+                allow_out_of_order_delivery: Some(!keys.ordered),
+                ..Default::default()
+            });
+        }
+        if model.failover {
+            let key = shared.next_key;
+            subscribe.sub_type = SubType::Failover as i32;
+            subscribe.consumer_name = Some(format!("n{}", key % 5));
+            subscribe.priority_level = Some((key % 3 / 2) as i32);
+        }
         world.feed(peer, &say::bytes(&say::subscribe_command(subscribe)));
         let consumer = Consumer {
             sub,
@@ -247,6 +279,8 @@ impl Actor {
             closing: None,
             given: 0,
             taken: 0,
+            suspect: 0,
+            active: false,
             epoch: 0,
             last: None,
             holds: BTreeMap::new(),
@@ -268,9 +302,7 @@ impl Actor {
             let request = self.request();
             self.dropped_opens.extend(consumer.opening);
             self.acks_of(consumer.key);
-            shared.subs[consumer.sub]
-                .held
-                .retain(|_, holder| *holder != consumer.key);
+            shared.subs[consumer.sub].left(consumer.key);
             world.feed(peer, &say::bytes(&say::close_consumer(id, request)));
         }
     }
@@ -322,6 +354,9 @@ impl Actor {
         if ids.is_empty() {
             return;
         }
+        ids.iter()
+            .filter(|(_, open)| *open == 0)
+            .for_each(|(at, _)| sub.let_go(*at));
         if cumulative {
             sub.ever_acked_upto = sub.ever_acked_upto.max(ids.last().map(|(at, _)| *at));
         } else {
@@ -372,14 +407,18 @@ impl Actor {
             for at in &chosen {
                 consumer.holds.remove(at);
                 sub.held.remove(at);
+                sub.let_go(*at);
             }
             let ids = chosen.iter().map(|at| say::id(at.0, at.1)).collect();
             world.feed(peer, &say::bytes(&say::redeliver(id, ids, None)));
         } else {
             consumer.epoch += 1;
             consumer.last = None;
-            consumer.holds.clear();
-            sub.held.clear();
+            // From one that is not served it means nothing.
+            if !sub.failover || consumer.active {
+                consumer.holds.clear();
+                sub.held.clear();
+            }
             world.feed(
                 peer,
                 &say::bytes(&say::redeliver(id, vec![], Some(consumer.epoch))),

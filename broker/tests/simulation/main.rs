@@ -11,16 +11,25 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod access;
 mod actor;
 mod consume;
+mod dedup;
+mod failover;
 mod hear;
+mod key_shared;
+mod limits;
 mod model;
+mod permits;
+mod producing;
 mod publish;
 mod rates;
 mod readers;
 mod restart;
 mod rng;
 mod runs;
+mod schemas;
 mod sim;
 mod sources;
 mod terminate;
+mod watching;

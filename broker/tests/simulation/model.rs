@@ -76,12 +76,81 @@ impl Published {
     }
 }
 
+/// Keys that messages are published under.
+const KEYS: u64 = 7;
+
+/// The key of a message.
+pub fn key_of(number: u64) -> String {
+    format!("key-{}", number % KEYS)
+}
+
+/// What the clients of a Key_Shared subscription can know of its keys.
+#[derive(Debug, Default)]
+pub struct Keys {
+    /// Keys wait for their holders.
+    pub ordered: bool,
+    /// Who has which message at hand: heard, and neither acknowledged nor given back.
+    in_hand: BTreeMap<At, (u64, String)>,
+    /// The last message of a key that came for the first time.
+    last: BTreeMap<String, At>,
+}
+
+impl Keys {
+    pub fn new(ordered: bool) -> Keys {
+        Keys {
+            ordered,
+            ..Keys::default()
+        }
+    }
+
+    fn delivery(&mut self, number: u64, at: At, consumer: u64, first: bool, name: &str) {
+        let key = key_of(number);
+        if self.ordered {
+            let other = self
+                .in_hand
+                .iter()
+                .find(|(_, (holder, of))| *holder != consumer && *of == key);
+            assert!(
+                other.is_none(),
+                "{consumer} gets {at:?} of {key} on {name} while another has {other:?}"
+            );
+            let last = self.last.get(&key);
+            assert!(
+                !first || last.is_none_or(|last| *last < at),
+                "{at:?} of {key} comes behind {last:?} on {name}"
+            );
+        }
+        if first {
+            self.last.insert(key.clone(), at);
+        }
+        self.in_hand.insert(at, (consumer, key));
+    }
+
+    /// May a message have to wait until others of its key are acknowledged?
+    pub fn may_drain(&self, number: u64) -> bool {
+        let key = key_of(number);
+        self.ordered && self.in_hand.values().any(|(_, of)| *of == key)
+    }
+
+    /// Nobody has anything.
+    pub fn are_free(&self) -> bool {
+        self.in_hand.is_empty()
+    }
+}
+
 /// A subscription as far as its clients can know.
 #[derive(Debug, Default)]
 pub struct Sub {
     pub topic: usize,
     pub name: String,
     pub shared: bool,
+    /// It is Key_Shared, and `shared` too.
+    pub keys: Option<Keys>,
+    /// Several consumers of which one is served: what the last one got comes again to the next.
+    pub failover: bool,
+    /// Failover: acknowledged for certain when everything was at rest. Later acknowledgments may cross deliveries to another consumer.
+    pub rested: BTreeSet<At>,
+    pub rested_upto: Option<At>,
     /// Acknowledged for certain: an AckResponse came, and no SEEK since.
     pub acked: BTreeSet<At>,
     /// Acknowledged for certain up to here.
@@ -120,6 +189,16 @@ impl Sub {
             return;
         }
 
+        if self.failover {
+            assert!(
+                !self.rested.contains(&at) && self.rested_upto.is_none_or(|upto| at > upto),
+                "{at:?} was acknowledged on {} and comes again",
+                self.name
+            );
+            self.held.insert(at, consumer);
+            self.delivered.insert(number);
+            return;
+        }
         assert!(
             !self.acked.contains(&at),
             "{at:?} was acknowledged on {} and comes again",
@@ -144,7 +223,25 @@ impl Sub {
             "{at:?} comes twice on {}: {holder:?} holds it, {consumer} got it",
             self.name
         );
-        self.delivered.insert(number);
+        let first = self.delivered.insert(number);
+        if let Some(keys) = self.keys.as_mut().filter(|_| !self.loose) {
+            keys.delivery(number, at, consumer, first, &self.name);
+        }
+    }
+
+    /// A consumer no longer has a message at hand: it acknowledged it, or gave it back.
+    pub fn let_go(&mut self, at: At) {
+        if let Some(keys) = &mut self.keys {
+            keys.in_hand.remove(&at);
+        }
+    }
+
+    /// A consumer is gone.
+    pub fn left(&mut self, consumer: u64) {
+        self.held.retain(|_, holder| *holder != consumer);
+        if let Some(keys) = &mut self.keys {
+            keys.in_hand.retain(|_, (holder, _)| *holder != consumer);
+        }
     }
 
     /// A SEEK to `to` was sent; `None` = by time.
@@ -155,6 +252,10 @@ impl Sub {
         self.seeks_open += 1;
         self.loose = true;
         self.held.clear();
+        if let Some(keys) = &mut self.keys {
+            keys.in_hand.clear();
+            keys.last.clear();
+        }
         let to = match to {
             Some(to) => {
                 self.skipped = self.skipped.max(to);
@@ -169,6 +270,18 @@ impl Sub {
         self.open.retain(|at, _| *at < to);
         if self.acked_upto.is_some_and(|upto| upto >= to) {
             self.acked_upto = None;
+        }
+        self.rested.retain(|at| *at < to);
+        if self.rested_upto.is_some_and(|upto| upto >= to) {
+            self.rested_upto = None;
+        }
+    }
+
+    /// Nothing is on its way.
+    pub fn at_rest(&mut self) {
+        if self.failover {
+            self.rested.clone_from(&self.acked);
+            self.rested_upto = self.acked_upto;
         }
     }
 

@@ -3,8 +3,8 @@
 use vela_broker::engine::Now;
 use vela_broker::store::memory::Kept;
 
-use super::actor::{Actor, Shared};
-use super::model::{Published, Sub};
+use super::actor::{Actor, Consumer, Shared};
+use super::model::{Keys, Published, Sub};
 use super::rng::Rng;
 use crate::harness::{Fault, Step, World, WorldConfig};
 
@@ -69,7 +69,17 @@ fn config(rng: &mut Rng, fault: Fault) -> WorldConfig {
         rng.range(1, 40) as u32
     };
     settings.dispatcher_max_round_robin_batch_size = rng.range(1, 20) as u32;
+    settings.precise_dispatcher_flow_control = rng.one_in(2);
+    settings.subscription_key_shared_use_consistent_hashing = rng.one_in(2);
+    settings.subscription_key_shared_consistent_hashing_replica_points = rng.range(1, 100) as u32;
+    settings.key_shared_look_ahead_msg_in_replay_threshold_per_consumer = if rng.one_in(2) {
+        0
+    } else {
+        rng.range(1, 10) as u32
+    };
     settings.checkpoint_interval_bytes = rng.range(4 << 10, 64 << 10);
+    // Their names are new each time, so nothing is a repeat; but the log has records of another kind.
+    settings.broker_deduplication_enabled = rng.one_in(4);
     config.lane.chunk_bytes = 4096 << rng.below(4);
     config.lane.budget_bytes = 8 << (10 + rng.below(7));
     config.lane.cache_bytes = 8 << (10 + rng.below(5));
@@ -104,15 +114,20 @@ impl Run {
         let mut subs = Vec::new();
         for topic in 0..topics.len() {
             for name in 0..rng.range(1, 2) {
+                let keys = rng.one_in(3).then(|| Keys::new(!rng.one_in(4)));
+                let shared = keys.is_some() || rng.one_in(2);
                 subs.push(Sub {
                     topic,
                     name: format!("s{name}"),
-                    shared: rng.one_in(2),
+                    shared,
+                    keys,
+                    failover: !shared && rng.one_in(2),
                     ..Sub::default()
                 });
             }
         }
         let shared = Shared {
+            precise: world.config.settings.precise_dispatcher_flow_control,
             topics,
             subs,
             published: Published::default(),
@@ -247,6 +262,7 @@ impl Run {
         let consumers: Vec<u64> = actor.consumers.keys().copied().collect();
         match rng.below(100) {
             0..=34 => match rng.pick(&producers) {
+                Some(id) if actor.producers[&id].failed => actor.close_producer(world, id),
                 Some(id) => {
                     for _ in 0..rng.range(1, 6) {
                         let size = match rng.below(8) {
@@ -366,6 +382,9 @@ impl Run {
             conn.stuck = false;
         }
         self.settle();
+        // Changes of active consumers take effect.
+        self.world.advance(1000);
+        self.settle();
         for index in 0..self.actors.len() {
             self.actors[index].ask_stats(&mut self.world, &self.shared, true);
         }
@@ -378,8 +397,10 @@ impl Run {
         self.settle();
         for sub in &mut self.shared.subs {
             sub.loose = false;
+            sub.at_rest();
         }
         self.check_progress();
+        self.check_books();
         for actor in &self.actors {
             assert!(actor.is_idle(), "no answer came: {actor:?}");
             if let Some(peer) = actor.peer {
@@ -444,22 +465,65 @@ impl Run {
                 .actors
                 .iter()
                 .flat_map(|actor| actor.consumers.values());
-            if sub.holders_unknown
-                || !consumers.any(|c| c.sub == index && c.opening.is_none() && c.given > c.taken)
-            {
+            let has_credit = |c: &Consumer| {
+                c.opening.is_none() && c.given > c.taken && (c.active || !sub.failover)
+            };
+            if sub.holders_unknown || !consumers.any(|c| c.sub == index && has_credit(c)) {
                 continue;
+            }
+            // What the one that is served was sent is on its way through it, whoever else was sent it and heard of it later.
+            let served: Vec<&Consumer> = self
+                .actors
+                .iter()
+                .flat_map(|actor| actor.consumers.values())
+                .filter(|c| c.sub == index && c.active && sub.failover)
+                .collect();
+            if let Some(keys) = &sub.keys {
+                // Whose key it is, is the broker's to say: everybody has to have credit. What waits may use up the look-ahead.
+                let mut consumers = self
+                    .actors
+                    .iter()
+                    .flat_map(|actor| actor.consumers.values());
+                let far = settings.key_shared_look_ahead_msg_in_replay_threshold_per_consumer == 0;
+                if !consumers.all(|c| c.sub != index || has_credit(c)) || !(far || keys.are_free())
+                {
+                    continue;
+                }
             }
             for (number, sent) in (0..).zip(&self.shared.published.sent) {
                 if sent.topic == sub.topic && sent.receipt {
                     let at = sent.at.unwrap();
+                    let drains = sub.keys.as_ref().is_some_and(|k| k.may_drain(number));
                     assert!(
-                        !sub.is_loose_end(number, at),
-                        "message {number} at {at:?} is held by nobody on {}, and a consumer has credit",
-                        sub.name
+                        drains
+                            || !sub.is_loose_end(number, at)
+                            || served.iter().any(|c| c.holds.contains_key(&at)),
+                        "message {number} at {at:?} is held by nobody on {}, and a consumer has credit: {:?}",
+                        sub.name,
+                        (sub.shared, sub.failover, &sub.keys)
                     );
                 }
             }
         }
+    }
+
+    /// At rest, the broker's books of every consumer say what its client knows: what it has granted, and what it was sent.
+    fn check_books(&self) {
+        let mut theirs: Vec<(u64, i64, i64)> = Vec::new();
+        for core in 0..self.world.config.cores {
+            let books = self.world.engine(core).audit().unwrap();
+            theirs.extend(
+                books
+                    .iter()
+                    .map(|b| (b.client.id, b.granted as i64, b.delivered as i64)),
+            );
+        }
+        let consumers = self.actors.iter().flat_map(|actor| &actor.consumers);
+        let mut ours: Vec<(u64, i64, i64)> =
+            consumers.map(|(id, c)| (*id, c.given, c.taken)).collect();
+        theirs.sort_unstable();
+        ours.sort_unstable();
+        assert_eq!(theirs, ours, "the broker's books, and the clients'");
     }
 
     fn settle(&mut self) {
@@ -498,6 +562,7 @@ impl Run {
             }
             sub.loose = false;
             sub.holders_unknown = false;
+            sub.at_rest();
             assert!(sub.held.is_empty());
         }
         assert_eq!(

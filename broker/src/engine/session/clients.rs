@@ -2,10 +2,13 @@
 
 use super::{Client, ClientState, Session};
 use crate::engine::context::Context;
-use crate::engine::message::{AccessMode, ClientRef, Message, OpenConsumer, OpenProducer};
+use crate::engine::message::{
+    AccessMode, ClientRef, KeySharedMeta, Message, OpenConsumer, OpenProducer, OpenSchema, SubType,
+};
 use crate::engine::metadata::PartitionCheck;
 use crate::engine::name::{Domain, TopicName};
 use crate::engine::reply;
+use crate::engine::schema::Schema;
 use crate::engine::time::Now;
 use vela_codec::{Frame, encode};
 use vela_proto::{self as proto, BaseCommand, ServerError};
@@ -17,7 +20,11 @@ const AUTO_CONSUME: i32 = proto::schema::Type::AutoConsume as i32;
 const MAX_NAME: usize = 4096;
 /// Since this protocol version a peer understands REACHED_END_OF_TOPIC.
 const END_OF_TOPIC_VERSION: i32 = 9;
-/// Most bytes of the properties of a subscription, and of the metadata of a producer.
+/// Most bytes of the metadata of a producer, which is kept while it is connected.
+const MAX_PRODUCER_METADATA: usize = 8 << 10;
+/// Producers that the broker closed and that a connection remembers for a while; of more, some are forgotten early.
+const MAX_CLOSED_BY_BROKER: usize = 50_000;
+/// Most bytes of the properties of a subscription.
 const MAX_PROPERTIES: usize = 64 << 10;
 
 /// Subscription names that the broker keeps for itself.
@@ -112,12 +119,14 @@ impl Session {
             Some(ClientState::Open {
                 name,
                 last_sequence_id,
+                schema_version,
                 topic_epoch,
             }) => {
                 let answer = reply::producer_success(
                     request_id,
                     name.clone(),
                     *last_sequence_id,
+                    *schema_version,
                     *topic_epoch,
                 );
                 return self.send(cx, &answer);
@@ -134,10 +143,10 @@ impl Session {
         {
             return self.send_error(cx, request_id, error, message);
         }
-        if producer.schema.is_some() {
-            let text = "Schemas are not served by this version; create the producer without one";
-            return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
-        }
+        let schema = match open_schema(producer.schema.as_ref()) {
+            Ok(schema) => schema,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
         if let Err((error, message)) = check_name("Producer", producer.producer_name.as_deref())
             .and_then(|()| {
                 check_name(
@@ -189,6 +198,7 @@ impl Session {
             asked_ms: now.wall_ms,
             create,
             initial_subscription,
+            schema,
         };
         cx.post(
             core,
@@ -237,6 +247,9 @@ impl Session {
             Some(ClientState::Open { .. }) => return self.send(cx, &reply::success(request_id)),
             None => {}
         }
+        let Some(sub_type) = sub_type(&subscribe) else {
+            return self.protocol_error(cx);
+        };
         let (topic, create_topic) = match self.check_topic(cx, &subscribe.topic) {
             Ok(checked) => checked,
             Err((error, message)) => return self.send_error(cx, request_id, error, message),
@@ -247,6 +260,14 @@ impl Session {
         {
             return self.send_error(cx, request_id, error, message);
         }
+        let any_schema = subscribe
+            .schema
+            .as_ref()
+            .is_some_and(|schema| schema.r#type == AUTO_CONSUME);
+        let schema = match open_schema(subscribe.schema.as_ref().filter(|_| !any_schema)) {
+            Ok(schema) => schema,
+            Err((error, message)) => return self.send_error(cx, request_id, error, message),
+        };
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let client = self.next_client(id);
         let siblings = u32::try_from(self.consumers.len()).unwrap_or(u32::MAX);
@@ -261,7 +282,14 @@ impl Session {
         let open = OpenConsumer {
             topic,
             request_id,
-            shared: subscribe.sub_type == proto::command_subscribe::SubType::Shared as i32,
+            sub_type,
+            key_shared: subscribe.key_shared_meta.map(|meta| KeySharedMeta {
+                sticky: (meta.key_shared_mode == proto::KeySharedMode::Sticky as i32).then(|| {
+                    let ranges = meta.hash_ranges.iter();
+                    ranges.map(|range| (range.start, range.end)).collect()
+                }),
+                allow_out_of_order: meta.allow_out_of_order_delivery.unwrap_or(false),
+            }),
             subscription: subscribe.subscription,
             name: subscribe.consumer_name.unwrap_or_default(),
             priority: subscribe.priority_level.unwrap_or(0),
@@ -281,6 +309,8 @@ impl Session {
             address: self.peer.to_string(),
             siblings,
             version: self.version,
+            schema,
+            any_schema,
         };
         cx.post(
             core,
@@ -324,6 +354,7 @@ impl Session {
                 request_id,
                 name,
                 last_sequence_id,
+                schema_version,
                 topic_epoch,
                 ..
             } => {
@@ -336,12 +367,19 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: name.clone(),
                         last_sequence_id,
+                        schema_version,
                         topic_epoch,
                     };
                 }
                 self.send(
                     cx,
-                    &reply::producer_success(request_id, name, last_sequence_id, topic_epoch),
+                    &reply::producer_success(
+                        request_id,
+                        name,
+                        last_sequence_id,
+                        schema_version,
+                        topic_epoch,
+                    ),
                 );
             }
             Message::ProducerQueued {
@@ -370,6 +408,9 @@ impl Session {
                     if by_broker {
                         let until =
                             now.ms + u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
+                        if self.closed_by_broker.len() >= MAX_CLOSED_BY_BROKER {
+                            self.closed_by_broker.pop_first();
+                        }
                         self.closed_by_broker.insert(id, until);
                         self.tell_closed(cx, &reply::close_producer(id));
                     }
@@ -394,6 +435,7 @@ impl Session {
                     entry.state = ClientState::Open {
                         name: String::new(),
                         last_sequence_id: -1,
+                        schema_version: None,
                         topic_epoch: None,
                     };
                 }
@@ -404,6 +446,12 @@ impl Session {
                 if current(&self.consumers) && self.version >= END_OF_TOPIC_VERSION =>
             {
                 self.send(cx, &reply::end_of_topic(id));
+            }
+            // Peers below version 12 do not know the command.
+            Message::ActiveConsumerChange { active, .. }
+                if current(&self.consumers) && self.version >= 12 =>
+            {
+                self.send(cx, &reply::active_consumer_change(id, active));
             }
             Message::ConsumerRefused {
                 request_id,
@@ -466,10 +514,12 @@ fn check_producer(producer: &proto::CommandProducer) -> Result<(), (ServerError,
         .iter()
         .map(|p| p.key.len() + p.value.len() + std::mem::size_of_val(p))
         .sum();
-    if size > MAX_PROPERTIES {
+    if size > MAX_PRODUCER_METADATA {
         return Err((
             ServerError::MetadataError,
-            format!("Producer metadata takes {size} bytes, at most {MAX_PROPERTIES} are taken"),
+            format!(
+                "Producer metadata takes {size} bytes, at most {MAX_PRODUCER_METADATA} are taken"
+            ),
         ));
     }
     if let Some(epoch) = producer.topic_epoch
@@ -481,6 +531,17 @@ fn check_producer(producer: &proto::CommandProducer) -> Result<(), (ServerError,
         ));
     }
     Ok(())
+}
+
+/// The type a SUBSCRIBE asks for; `None` if there is no such type.
+fn sub_type(subscribe: &proto::CommandSubscribe) -> Option<SubType> {
+    use proto::command_subscribe::SubType as Asked;
+    Some(match Asked::try_from(subscribe.sub_type).ok()? {
+        Asked::Exclusive => SubType::Exclusive,
+        Asked::Shared => SubType::Shared,
+        Asked::Failover => SubType::Failover,
+        Asked::KeyShared => SubType::KeyShared,
+    })
 }
 
 fn check_subscribe(
@@ -525,30 +586,22 @@ fn check_subscribe(
             format!("'{name}' cannot be a subscription name: it is blank or reserved"),
         ));
     }
-    let shared = subscribe.sub_type == SubType::Shared as i32;
-    if subscribe.read_compacted == Some(true)
-        && (shared || subscribe.sub_type == SubType::KeyShared as i32)
-    {
+    let sub_type = subscribe.sub_type;
+    let single = sub_type == SubType::Exclusive as i32 || sub_type == SubType::Failover as i32;
+    if subscribe.read_compacted == Some(true) && !single {
         return Err((
             ServerError::NotAllowedError,
             "readCompacted needs an Exclusive or Failover subscription".into(),
         ));
     }
-    if !shared && subscribe.sub_type != SubType::Exclusive as i32 {
-        return Err((
-            ServerError::NotAllowedError,
-            "Failover and Key_Shared subscriptions are not served by this version".into(),
-        ));
-    }
-    if subscribe
-        .schema
-        .as_ref()
-        .is_some_and(|schema| schema.r#type != AUTO_CONSUME)
-    {
-        return Err((
-            ServerError::NotAllowedError,
-            "Schemas are not served by this version; subscribe without one".into(),
-        ));
-    }
     Ok(())
+}
+
+/// The schema of PRODUCER or SUBSCRIBE.
+fn open_schema(schema: Option<&proto::Schema>) -> Result<OpenSchema, (ServerError, String)> {
+    match schema.map(Schema::from_wire) {
+        None => Ok(OpenSchema::Absent),
+        Some(Ok(schema)) => Ok(OpenSchema::Given(schema)),
+        Some(Err(error)) => Err((ServerError::IncompatibleSchema, error.to_string())),
+    }
 }

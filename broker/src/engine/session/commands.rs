@@ -57,11 +57,11 @@ impl Session {
                 }
             }
             Type::AuthResponse => self.unexpected_auth(cx, command.auth_response),
-            _ => self.question(cx, kind, command),
+            _ => self.question(cx, kind, command, now),
         }
     }
 
-    fn question(&mut self, cx: &mut Context, kind: Type, command: BaseCommand) {
+    fn question(&mut self, cx: &mut Context, kind: Type, command: BaseCommand, now: Now) {
         match kind {
             Type::PartitionedMetadata => {
                 if let Some(question) = command.partition_metadata {
@@ -76,6 +76,26 @@ impl Session {
             Type::GetTopicsOfNamespace => {
                 if let Some(question) = command.get_topics_of_namespace {
                     self.list_topics(cx, question);
+                }
+            }
+            Type::WatchTopicList => {
+                if let Some(watch) = command.watch_topic_list {
+                    self.watch_topics(cx, watch, now);
+                }
+            }
+            Type::WatchTopicListClose => {
+                if let Some(close) = command.watch_topic_list_close {
+                    self.close_watcher(cx, &close);
+                }
+            }
+            Type::GetSchema => {
+                if let Some(question) = command.get_schema {
+                    self.get_schema(cx, &question);
+                }
+            }
+            Type::GetOrCreateSchema => {
+                if let Some(question) = command.get_or_create_schema {
+                    self.get_or_create_schema(cx, &question);
                 }
             }
             Type::Unsubscribe => {
@@ -123,18 +143,23 @@ impl Session {
 
     fn connect(&mut self, cx: &mut Context, connect: &proto::CommandConnect) {
         self.version = connect.protocol_version.unwrap_or(0).min(PROTOCOL_VERSION);
+        self.client_version = super::peers::short(&connect.client_version);
         self.stage = Stage::Connected;
         self.follow_pending_bytes(cx, cx.bytes_held);
+        let watchers = cx.settings.enable_broker_topic_list_watcher
+            && cx
+                .settings
+                .enable_broker_side_subscription_pattern_evaluation;
         let connected = BaseCommand {
             connected: Some(proto::CommandConnected {
                 server_version: SERVER_VERSION.into(),
                 protocol_version: Some(self.version),
                 max_message_size: Some(cx.settings.max_message_size as i32),
                 feature_flags: Some(proto::FeatureFlags {
-                    supports_topic_watchers: Some(false),
+                    supports_topic_watchers: Some(watchers),
                     supports_get_partitioned_metadata_without_auto_creation: Some(true),
                     supports_repl_dedup_by_lid_and_eid: Some(false),
-                    supports_topic_watcher_reconcile: Some(false),
+                    supports_topic_watcher_reconcile: Some(watchers),
                     supports_scalable_topics: Some(false),
                     supports_tc_metadata_discovery: Some(false),
                     ..Default::default()

@@ -1,8 +1,8 @@
-//! Questions about topics: how many partitions, which broker, which topics are there.
+//! Questions about one topic: how many partitions, which broker.
 
-use vela_proto::{self as proto, ServerError, command_get_topics_of_namespace::Mode};
+use vela_proto::{self as proto, ServerError};
 
-use super::{Listing, Session, Sessions};
+use super::{Session, Sessions};
 use crate::engine::context::{Context, MetadataRequest};
 use crate::engine::message::{Message, SessionRef};
 use crate::engine::metadata::{Metadata, PartitionCheck, may_be_partitioned};
@@ -126,76 +126,6 @@ impl Session {
         let through = core_port.is_none() && cx.service.advertised.is_none();
         self.send(cx, &reply::lookup(request_id, url, through));
     }
-
-    pub(super) fn list_topics(
-        &mut self,
-        cx: &mut Context,
-        question: proto::CommandGetTopicsOfNamespace,
-    ) {
-        let request_id = question.request_id;
-        if !question.namespace.contains('/') {
-            return self.protocol_error(cx);
-        }
-        if question.mode == Some(Mode::NonPersistent as i32) {
-            let changed = question.topics_hash.as_deref() != Some(EMPTY_HASH);
-            return self.send(
-                cx,
-                &reply::topics(request_id, Vec::new(), EMPTY_HASH.into(), changed),
-            );
-        }
-        self.listing = Some(Box::new(Listing {
-            missing: cx.cores,
-            names: Vec::new(),
-            hash: question.topics_hash,
-        }));
-        for core in 0..cx.cores {
-            cx.post(
-                core,
-                Message::ListTopics {
-                    session: self.me,
-                    request_id,
-                    namespace: question.namespace.clone(),
-                },
-            );
-        }
-    }
-
-    /// A core's part of a list. True if it was the last one and frames may go on.
-    pub(super) fn topics(&mut self, cx: &mut Context, request_id: u64, more: Vec<String>) -> bool {
-        let Some(listing) = &mut self.listing else {
-            return false;
-        };
-        listing.names.extend(more);
-        listing.missing = listing.missing.saturating_sub(1);
-        if listing.missing > 0 {
-            return false;
-        }
-        let Some(listing) = self.listing.take() else {
-            return false;
-        };
-        let Listing {
-            mut names, hash, ..
-        } = *listing;
-        names.sort_unstable();
-        let new_hash = topics_hash(&names);
-        let changed = hash.as_deref() != Some(new_hash.as_str());
-        if !changed {
-            names.clear();
-        }
-        self.send(cx, &reply::topics(request_id, names, new_hash, changed));
-        true
-    }
-}
-
-const EMPTY_HASH: &str = "00000000";
-
-/// The hash of a sorted topic list: CRC-32C over the names joined by commas, as hex digits of its little-endian bytes.
-pub(crate) fn topics_hash(sorted: &[String]) -> String {
-    let crc = crc32c::crc32c(sorted.join(",").as_bytes());
-    crc.to_le_bytes()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 impl Sessions {

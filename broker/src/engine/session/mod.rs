@@ -6,9 +6,12 @@
 
 mod clients;
 mod commands;
+mod listing;
 mod lookup;
 mod outbound;
+mod peers;
 mod publish;
+mod schemas;
 pub(super) mod throttling;
 mod unsupported;
 
@@ -18,6 +21,7 @@ use std::net::SocketAddr;
 use vela_codec::{Frame, encode, hot};
 use vela_proto::{BaseCommand, ServerError, base_command::Type};
 
+use self::listing::{Listing, Watchers};
 use self::throttling::Holds;
 use super::context::{ConnId, Context};
 use super::message::{ClientRef, CoreId, Delivery, Message, SessionRef};
@@ -48,6 +52,7 @@ enum ClientState {
     Open {
         name: String,
         last_sequence_id: i64,
+        schema_version: Option<u64>,
         topic_epoch: Option<u64>,
     },
     /// The client closed it; the topic has not finished.
@@ -69,17 +74,6 @@ impl Client {
     }
 }
 
-/// A GET_TOPICS_OF_NAMESPACE that is still open.
-#[derive(Debug)]
-struct Listing {
-    /// Cores that have not answered.
-    missing: CoreId,
-    /// Names so far.
-    names: Vec<String>,
-    /// The client's hash.
-    hash: Option<String>,
-}
-
 /// The broker's end of one connection.
 pub(super) struct Session {
     me: SessionRef,
@@ -87,6 +81,8 @@ pub(super) struct Session {
     local: SocketAddr,
     stage: Stage,
     version: i32,
+    /// What the client says it is, for statistics.
+    client_version: String,
     producers: BTreeMap<u64, Client>,
     consumers: BTreeMap<u64, Client>,
     /// Producers that the broker closed: SENDs that cross the notice are dropped until the time given.
@@ -107,6 +103,12 @@ pub(super) struct Session {
     inquiries: BTreeMap<u64, bool>,
     /// One list of topics at a time: it may be long, and the question is short. Frames wait for its answer.
     listing: Option<Box<Listing>>,
+    /// A question about a schema is open, for the same reason one at a time.
+    asks_schema: bool,
+    /// Its watchers of topic lists.
+    watchers: Watchers,
+    /// Some have something to tell, and the session is among those to look at.
+    untold: bool,
 }
 
 impl Session {
@@ -242,6 +244,7 @@ impl Sessions {
             local,
             stage: Stage::Start,
             version: 0,
+            client_version: String::new(),
             producers: BTreeMap::new(),
             consumers: BTreeMap::new(),
             closed_by_broker: BTreeMap::new(),
@@ -257,6 +260,9 @@ impl Sessions {
             probes: Vec::new(),
             inquiries: BTreeMap::new(),
             listing: None,
+            asks_schema: false,
+            watchers: Watchers::new(),
+            untold: false,
         }));
         if interval > 0 {
             self.timers
@@ -324,6 +330,7 @@ impl Sessions {
         self.connected -= 1;
         session.stage = Stage::Closing;
         session.end_holds(cx);
+        session.forget_watchers(cx);
         for (id, client) in std::mem::take(&mut session.producers) {
             if !matches!(client.state, ClientState::Closing) {
                 let client_ref = session.client_ref(&client, id);
@@ -375,8 +382,12 @@ impl Sessions {
             }
         }
         session.holds.outbound.unblock();
+        let due = session.tell_watchers(cx, now);
         session.watch_output(cx, now);
         Self::settle(session, cx, now);
+        if let Some(due) = due {
+            self.timers.insert((due, conn.slot, conn.generation));
+        }
     }
 
     /// A message from a topic.
@@ -474,9 +485,22 @@ impl Sessions {
                 let Some(session) = self.find(session) else {
                     return;
                 };
-                if session.topics(cx, request_id, names) {
+                if session.topics(cx, request_id, names, now) {
                     Self::settle(session, cx, now);
                 }
+            }
+            Message::TopicChanged {
+                namespace,
+                name,
+                created,
+            } => self.topic_changed(cx, &namespace, &name, created),
+            Message::SchemaAnswer { session, command } => {
+                let Some(session) = self.find(session) else {
+                    return;
+                };
+                session.asks_schema = false;
+                session.send(cx, &command);
+                Self::settle(session, cx, now);
             }
             other => self.client_message(cx, other, now),
         }
@@ -491,8 +515,9 @@ impl Sessions {
             | Message::NoSuchProducer { client }
             | Message::ConsumerOpened { client, .. }
             | Message::ConsumerRefused { client, .. }
-            | Message::ConsumerClosed { client, .. }
-            | Message::EndOfTopic { client } => *client,
+            | Message::ActiveConsumerChange { client, .. }
+            | Message::EndOfTopic { client }
+            | Message::ConsumerClosed { client, .. } => *client,
             _ => return,
         };
         let Some(session) = self.find(client.session) else {
@@ -547,6 +572,7 @@ impl Sessions {
             if session.end_pause(cx, now) {
                 Self::settle(session, cx, now);
             }
+            let due = session.tell_watchers(cx, now);
             if session
                 .probes
                 .iter()
@@ -554,6 +580,12 @@ impl Sessions {
             {
                 session.close(cx);
             }
+            if let Some(due) = due {
+                self.timers.insert((due, slot, generation));
+            }
+            let Some(session) = self.get(slot, generation) else {
+                continue;
+            };
             if session.stage == Stage::Closing || interval == 0 || session.next_keep_alive > now.ms
             {
                 continue;

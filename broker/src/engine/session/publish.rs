@@ -73,13 +73,13 @@ impl Session {
                         .highest_sequence_id
                         .filter(|highest| *highest >= send.sequence_id),
                     bytes,
+                    kind: match (send.marker, send.is_chunk) {
+                        (true, _) => SendKind::Marker,
+                        (_, true) => SendKind::Chunk,
+                        _ => SendKind::Message,
+                    },
                 },
                 num_messages,
-                kind: match (send.marker, send.is_chunk) {
-                    (true, _) => SendKind::Marker,
-                    (_, true) => SendKind::Chunk,
-                    _ => SendKind::Message,
-                },
                 awaits,
                 refused,
                 frame,

@@ -44,11 +44,16 @@ pub enum ReadRule {
 }
 
 impl Session {
+    /// Is a question open that the next frames wait for?
+    fn awaits_answer(&self) -> bool {
+        self.listing.is_some() || self.asks_schema
+    }
+
     /// Does the session take the next frame?
     pub(super) fn wants_frames(&self, pacing: PublishPacing) -> bool {
         self.stage != Stage::Closing
             && self.holds.frame.is_none()
-            && self.listing.is_none()
+            && !self.awaits_answer()
             && (pacing == PublishPacing::Read || self.holds.throttle.may_deliver())
     }
 
@@ -57,7 +62,7 @@ impl Session {
     fn passing(&self, frames: &VecDeque<Frame>) -> Option<usize> {
         if self.stage != Stage::Connected
             || self.holds.frame.is_some()
-            || self.listing.is_some()
+            || self.awaits_answer()
             || !self.holds.throttle.only_rate()
         {
             return None;
@@ -75,7 +80,7 @@ impl Session {
 
     /// May its socket be read?
     pub(super) fn read_rule(&self) -> ReadRule {
-        if self.stage == Stage::Closing || self.holds.frame.is_some() || self.listing.is_some() {
+        if self.stage == Stage::Closing || self.holds.frame.is_some() || self.awaits_answer() {
             ReadRule::Stop
         } else if self.holds.throttle.may_read() {
             ReadRule::Read
@@ -266,7 +271,7 @@ impl Sessions {
     pub(super) fn settle(session: &mut Session, cx: &mut Context, now: Now) {
         if session.stage != Stage::Closing
             && session.holds.throttle.may_deliver()
-            && session.listing.is_none()
+            && !session.awaits_answer()
             && let Some(frame) = session.holds.frame.take()
         {
             Self::handle(session, cx, *frame, now);

@@ -52,38 +52,6 @@ pub(super) fn unsupported(kind: Type, command: &BaseCommand) -> Unsupported {
                 .map(|c| c.request_id),
             NO_TXN,
         ),
-        Type::WatchTopicList => refuse(
-            command.watch_topic_list.as_ref().map(|c| c.request_id),
-            "Topic list watchers are not served by this version",
-        ),
-        Type::WatchTopicListClose => match &command.watch_topic_list_close {
-            Some(close) => Unsupported::Answer(Box::new(reply::success(close.request_id))),
-            None => Unsupported::NotServed,
-        },
-        Type::GetSchema => match &command.get_schema {
-            Some(question) => Unsupported::Answer(Box::new(BaseCommand {
-                get_schema_response: Some(proto::CommandGetSchemaResponse {
-                    request_id: question.request_id,
-                    error_code: Some(ServerError::TopicNotFound as i32),
-                    error_message: Some(format!("Topic {} has no schema", question.topic)),
-                    ..Default::default()
-                }),
-                ..reply::base(Type::GetSchemaResponse)
-            })),
-            None => Unsupported::NotServed,
-        },
-        Type::GetOrCreateSchema => match &command.get_or_create_schema {
-            Some(question) => Unsupported::Answer(Box::new(BaseCommand {
-                get_or_create_schema_response: Some(proto::CommandGetOrCreateSchemaResponse {
-                    request_id: question.request_id,
-                    error_code: Some(not_allowed as i32),
-                    error_message: Some("Schemas are not served by this version".into()),
-                    ..Default::default()
-                }),
-                ..reply::base(Type::GetOrCreateSchemaResponse)
-            })),
-            None => Unsupported::NotServed,
-        },
         _ => unsupported_scalable(kind, command),
     }
 }

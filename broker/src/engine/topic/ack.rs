@@ -5,7 +5,8 @@ use vela_proto::ServerError;
 use super::Topics;
 use super::dispatch::stored_batch_size;
 use super::openings::ConsumerSeat;
-use super::subscription::{Held, Subscription, mark_delete};
+use super::pending::Held;
+use super::subscription::{Subscription, mark_delete};
 use crate::engine::context::Context;
 use crate::engine::message::{AckedId, ClientRef, Message};
 use crate::engine::session::throttling::hold;
@@ -25,6 +26,12 @@ const UNCHECKED_WORDS: usize = 32;
 /// it claims must not decide how much memory and log a set takes.
 pub(super) const MAX_WORDS: usize = 1024;
 const RESETTING: &str = "the subscription is being reset";
+
+/// Is this a part of a batch, where only whole entries are acknowledged?
+fn is_partial(cx: &Context, ack_set: &[i64]) -> bool {
+    !cx.settings.acknowledgment_at_batch_index_level_enabled
+        && ack_set.iter().any(|word| *word != 0)
+}
 
 impl Topics {
     /// ACK. The answer, if one was asked for, says that the acknowledgment is on disk.
@@ -58,11 +65,15 @@ impl Topics {
         } else if cumulative {
             // Anything but one id, and any id on a Shared subscription, is accepted and means nothing.
             match ids.as_slice() {
-                [id] if !sub.shared => self.ack_cumulative(slot, sub_slot, id, now),
+                [id] if !sub.dispatcher.tracks_pending() => {
+                    self.ack_cumulative(cx, slot, sub_slot, id, now)
+                }
                 _ => None,
             }
         } else {
-            self.ack_individually(cx, slot, sub_slot, consumer, ids, now)
+            let refusal = self.ack_individually(cx, slot, sub_slot, consumer, ids, now);
+            self.settle_unacked(cx, slot, sub_slot);
+            refusal
         };
         self.announce_end(cx, slot, sub_slot);
         if let Some(seat) = self.lanes.get_mut(lane)
@@ -86,7 +97,14 @@ impl Topics {
         }
     }
 
-    fn ack_cumulative(&mut self, slot: u32, sub_slot: u32, id: &AckedId, now: Now) -> Refusal {
+    fn ack_cumulative(
+        &mut self,
+        cx: &Context,
+        slot: u32,
+        sub_slot: u32,
+        id: &AckedId,
+        now: Now,
+    ) -> Refusal {
         let topic = self.topics.get_mut(slot as usize)?;
         let seat = self.lanes.get_mut(topic.lane)?;
         let sub = topic.subs.get_mut(sub_slot as usize)?;
@@ -97,6 +115,19 @@ impl Topics {
             return Some((ServerError::UnknownError, WIDE_SET));
         }
         let before = mark_delete(&topic.state, sub);
+        let id = if is_partial(cx, &id.ack_set) {
+            // Without acknowledgment of batch indexes the batch stays, and what is in front of it goes.
+            let position = topic.state.ledgers.prev(id.position);
+            if position <= before {
+                return None;
+            }
+            &AckedId {
+                position,
+                ack_set: Vec::new(),
+            }
+        } else {
+            id
+        };
         let outcome = match sub.cursor {
             Some(cursor) => {
                 let outcome = topic
@@ -140,9 +171,14 @@ impl Topics {
         let mut refusal = None;
         let mut changed = Vec::new();
         let mut messages = 0_u64;
+        let mut owners = Vec::new();
+        let mut unblocked = false;
         for id in ids {
             if id.position > topic.confirmed {
                 refusal = Some((ServerError::UnknownError, BEYOND));
+                continue;
+            }
+            if is_partial(cx, &id.ack_set) {
                 continue;
             }
             let batch_size = match id.ack_set.len() {
@@ -152,7 +188,7 @@ impl Topics {
                     continue;
                 }
                 words => {
-                    let size = sub.batch_size(id.position, consumer);
+                    let size = sub.pending.get(id.position).map(|held| held.batch);
                     let size = size.or_else(|| stored_batch_size(&topic.state, seat, id.position));
                     if size.is_none() && words > UNCHECKED_WORDS {
                         refusal = Some((ServerError::UnknownError, WIDE_SET));
@@ -178,13 +214,19 @@ impl Topics {
                 .acks(&topic.state)
                 .ack_set(id.position)
                 .map(<[i64]>::to_vec);
-            messages +=
-                u64::from(sub.release(id.position, consumer, outcome.newly_acked, open.as_deref()));
+            let released = sub.release(id.position, outcome.newly_acked, open.as_deref());
+            messages += u64::from(released.messages);
+            unblocked |= released.lets_go;
+            if let Some(owner) = released.holder
+                && (owners.last() != Some(&owner))
+            {
+                owners.push(owner);
+            }
             if outcome.newly_acked || !id.ack_set.is_empty() {
                 changed.push(id);
             }
         }
-        if let Some(entry) = sub.consumers.get_mut(consumer as usize) {
+        if let Some(entry) = sub.roster.get_mut(consumer) {
             entry.acked.add(messages, now.ms);
         }
         if let Some(cursor) = sub.cursor
@@ -192,13 +234,15 @@ impl Topics {
         {
             seat.append_acks(topic.state.id, cursor, &changed);
         }
-        let freed = sub.unblock(cx);
+        for owner in owners {
+            unblocked |= sub.unblock(cx, Some(owner));
+        }
         let after = mark_delete(&topic.state, sub);
         sub.read = sub.read.max(after);
         if before.ledger != after.ledger {
             topic.trim(seat, now);
         }
-        if freed {
+        if unblocked {
             topic.mark_dirty(&mut self.dirty);
         }
         refusal
@@ -213,125 +257,108 @@ impl Topics {
         epoch: Option<u64>,
     ) {
         let Some(ConsumerSeat {
-            topic,
-            sub,
+            topic: slot,
+            sub: sub_slot,
             consumer,
         }) = self.consumer_seat(client)
         else {
             return;
         };
-        let Some(topic) = self.topics.get_mut(topic as usize) else {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
-        let Some(sub) = topic.subs.get_mut(sub as usize) else {
+        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return;
         };
-        let index = consumer as usize;
-        if sub.shared {
-            sub.give_back(index, ids);
-            sub.unblock(cx);
+        if sub.dispatcher.tracks_pending() {
+            sub.give_back(consumer, ids);
+            sub.unblock(cx, Some(consumer));
+            // Who gives something back goes on at once, not at half the limit only.
+            let limit = u64::from(cx.settings.max_unacked_messages_per_consumer);
+            if sub.pending.unacked_of(consumer) < limit {
+                sub.roster.unblock(consumer);
+            }
         } else {
-            // Exclusive: everything unacknowledged comes again, stamped with the new epoch so that older deliveries can be told apart.
-            sub.read = mark_delete(&topic.state, sub);
-            if let Some(entry) = sub.consumers.get_mut(index)
+            // Everything unacknowledged comes again, stamped with the new epoch so that older deliveries can be told apart.
+            if let Some(entry) = sub.roster.get_mut(consumer)
                 && epoch.is_some()
             {
+                if epoch < entry.epoch {
+                    // Overtaken by a later one.
+                    return;
+                }
                 entry.epoch = epoch;
             }
+            if !sub.dispatcher.is_served(consumer) {
+                // A Failover consumer that waits has nothing to give back, and a change on its way starts over anyway.
+                return;
+            }
+            let from = mark_delete(&topic.state, sub);
+            sub.rewind(from);
         }
         topic.mark_dirty(&mut self.dirty);
+        self.settle_unacked(cx, slot, sub_slot);
     }
 }
 
-impl Subscription {
-    /// The batch size of an entry that a consumer holds.
-    fn batch_size(&self, position: Position, consumer: u32) -> Option<u32> {
-        let held = |consumer: &super::subscription::Consumer| {
-            consumer.pending.get(&position).map(|held| held.batch)
-        };
-        let own = self.consumers.get(consumer as usize).and_then(held);
-        own.or_else(|| {
-            self.consumers
-                .iter()
-                .find_map(|(_, consumer)| held(consumer))
-        })
-    }
+/// What an acknowledgment has done to what is held.
+#[derive(Default)]
+struct Released {
+    /// Who held the entry.
+    holder: Option<u32>,
+    /// The messages it concerned.
+    messages: u32,
+    /// Something that waits can go now.
+    lets_go: bool,
+}
 
-    /// Takes an acknowledged entry, or the acknowledged part of it, off whoever holds it. Returns the messages this concerned.
-    fn release(
-        &mut self,
-        position: Position,
-        consumer: u32,
-        whole: bool,
-        open: Option<&[i64]>,
-    ) -> u32 {
+impl Subscription {
+    /// Takes an acknowledged entry, or the acknowledged part of it, off whoever holds it.
+    fn release(&mut self, position: Position, whole: bool, open: Option<&[i64]>) -> Released {
         self.redelivered.remove(&position);
-        if !self.shared {
-            return u32::from(whole);
+        if !self.dispatcher.tracks_pending() {
+            return Released {
+                messages: u32::from(whole),
+                ..Released::default()
+            };
         }
-        let own = self
-            .consumers
-            .get(consumer as usize)
-            .is_some_and(|c| c.pending.contains_key(&position));
-        let holder = if own {
-            self.consumers.get_mut(consumer as usize)
-        } else {
-            self.consumers
-                .iter_mut()
-                .map(|(_, c)| c)
-                .find(|c| c.pending.contains_key(&position))
-        };
-        let Some(holder) = holder else {
-            if whole {
-                self.replay.remove(&position);
-                self.chunks.unpark(position);
-            }
-            return u32::from(whole);
-        };
-        let Some(held) = holder
-            .pending
-            .get_mut(&position)
-            .map(|held| &mut held.permits)
-        else {
-            return 0;
-        };
         let left = match open {
-            Some(set) if !whole => set
-                .iter()
-                .map(|word| word.count_ones())
-                .sum::<u32>()
-                .min(*held),
             _ if whole => 0,
+            Some(set) => set.iter().map(|word| word.count_ones()).sum(),
             // Nothing changed: acknowledged before, or no entry at all.
-            _ => *held,
+            None => u32::MAX,
         };
-        let freed = *held - left;
-        *held = left;
-        if left == 0 {
-            holder.pending.remove(&position);
+        match self.pending.shrink(position, left) {
+            Some((held, messages)) => Released {
+                holder: Some(held.owner),
+                messages,
+                lets_go: held.open == 0 && self.dispatcher.released(held.owner, held.slot),
+            },
+            None => {
+                if whole {
+                    self.replay.remove(&position);
+                }
+                Released {
+                    holder: None,
+                    messages: u32::from(whole),
+                    lets_go: whole && self.dispatcher.forget(position),
+                }
+            }
         }
-        holder.unacked = holder.unacked.saturating_sub(u64::from(freed));
-        self.unacked = self.unacked.saturating_sub(u64::from(freed));
-        freed
     }
 
     /// Puts entries that a consumer holds back into the replay set; `None` = all of them.
-    fn give_back(&mut self, index: usize, ids: Option<Vec<Position>>) {
-        let Some(consumer) = self.consumers.get_mut(index) else {
-            return;
-        };
+    fn give_back(&mut self, consumer: u32, ids: Option<Vec<Position>>) {
         let back: Vec<(Position, Held)> = match ids {
-            None => std::mem::take(&mut consumer.pending).into_iter().collect(),
+            None => self.pending.take_all(consumer),
             Some(ids) => ids
                 .into_iter()
-                .filter_map(|id| consumer.pending.remove(&id).map(|held| (id, held)))
+                .filter_map(|id| self.pending.take(id, consumer).map(|held| (id, held)))
                 .collect(),
         };
         for (position, held) in back {
-            let messages = held.permits;
-            consumer.unacked = consumer.unacked.saturating_sub(u64::from(messages));
-            self.unacked = self.unacked.saturating_sub(u64::from(messages));
-            self.replay.insert(position);
+            self.dispatcher.released(consumer, held.slot);
+            self.put_back(position, held.slot);
             *self.redelivered.entry(position).or_insert(0) += 1;
         }
     }

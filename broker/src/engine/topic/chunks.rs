@@ -9,7 +9,6 @@ use std::hash::Hasher;
 use rustc_hash::FxHasher;
 use vela_codec::hot::MetadataView;
 
-use crate::engine::message::ClientKey;
 use crate::store::log::Position;
 
 /// Messages of a subscription whose remaining chunks have a consumer. Beyond it the oldest is forgotten: a producer that
@@ -42,55 +41,65 @@ impl Chunk {
             last: id >= count - 1,
         })
     }
+
+    /// It completes its message.
+    pub(super) fn is_last(self) -> bool {
+        self.last
+    }
 }
 
 /// Who gets the chunks that are still to come, and which wait for whom.
 #[derive(Default, Debug)]
 pub(super) struct Chunks {
     /// In the order of the last chunk handed out; at most [`MAX_BOUND`].
-    bound: VecDeque<(u64, ClientKey)>,
+    bound: VecDeque<(u64, u32)>,
     /// At most [`MAX_PARKED`].
-    parked: BTreeMap<Position, ClientKey>,
+    parked: BTreeMap<Position, u32>,
 }
 
 impl Chunks {
     /// The consumer that has the chunks before this one. Chunks that begin a message, or whose beginning went out long ago,
     /// have none and may go to anybody.
-    pub(super) fn owner(&self, chunk: Chunk) -> Option<ClientKey> {
+    pub(super) fn owner(&self, chunk: Chunk) -> Option<u32> {
         if chunk.first {
             return None;
         }
         self.bound
             .iter()
             .find(|(message, _)| *message == chunk.message)
-            .map(|(_, client)| *client)
+            .map(|(_, consumer)| *consumer)
     }
 
     /// A chunk goes to a consumer, and what follows it will.
-    pub(super) fn sent(&mut self, chunk: Chunk, client: ClientKey) {
+    pub(super) fn sent(&mut self, chunk: Chunk, consumer: u32) {
         self.bound.retain(|(message, _)| *message != chunk.message);
         if !chunk.last {
             if self.bound.len() >= MAX_BOUND {
                 self.bound.pop_front();
             }
-            self.bound.push_back((chunk.message, client));
+            self.bound.push_back((chunk.message, consumer));
         }
     }
 
     /// Lets a chunk wait for its consumer. False if too many do.
-    pub(super) fn park(&mut self, position: Position, client: ClientKey) -> bool {
+    pub(super) fn park(&mut self, position: Position, consumer: u32) -> bool {
         if self.parked.len() >= MAX_PARKED && !self.parked.contains_key(&position) {
             return false;
         }
-        self.parked.insert(position, client);
+        self.parked.insert(position, consumer);
         true
     }
 
     /// The chunks that wait, and for whom.
-    pub(super) fn parked(&self) -> impl Iterator<Item = (Position, ClientKey)> + '_ {
+    pub(super) fn parked(&self) -> impl Iterator<Item = (Position, u32)> + '_ {
         self.parked
             .iter()
-            .map(|(position, client)| (*position, *client))
+            .map(|(position, consumer)| (*position, *consumer))
+    }
+
+    /// Does this chunk wait?
+    pub(super) fn is_parked(&self, position: Position) -> bool {
+        self.parked.contains_key(&position)
     }
 
     /// A chunk waits no longer.
@@ -99,11 +108,11 @@ impl Chunks {
     }
 
     /// A consumer leaves. Returns the chunks that waited for it.
-    pub(super) fn left(&mut self, client: ClientKey) -> Vec<Position> {
-        self.bound.retain(|(_, bound)| *bound != client);
+    pub(super) fn left(&mut self, consumer: u32) -> Vec<Position> {
+        self.bound.retain(|(_, bound)| *bound != consumer);
         let free: Vec<Position> = self
             .parked()
-            .filter(|(_, waits_for)| *waits_for == client)
+            .filter(|(_, waits_for)| *waits_for == consumer)
             .map(|(position, _)| position)
             .collect();
         for position in &free {
@@ -124,16 +133,6 @@ mod tests {
     #![allow(clippy::expect_used)]
 
     use super::*;
-    use crate::engine::message::SessionRef;
-
-    fn client(number: u32) -> ClientKey {
-        let session = SessionRef {
-            core: 0,
-            slot: 0,
-            generation: 0,
-        };
-        (session, number)
-    }
 
     fn chunk(uuid: &str, id: i32, count: i32) -> Chunk {
         let metadata = MetadataView {
@@ -149,15 +148,15 @@ mod tests {
     fn chunks_follow_the_first_until_the_last() {
         let mut chunks = Chunks::default();
         assert_eq!(chunks.owner(chunk("a", 0, 3)), None);
-        chunks.sent(chunk("a", 0, 3), client(1));
-        chunks.sent(chunk("b", 0, 3), client(2));
-        assert_eq!(chunks.owner(chunk("a", 1, 3)), Some(client(1)));
-        assert_eq!(chunks.owner(chunk("b", 2, 3)), Some(client(2)));
+        chunks.sent(chunk("a", 0, 3), 1);
+        chunks.sent(chunk("b", 0, 3), 2);
+        assert_eq!(chunks.owner(chunk("a", 1, 3)), Some(1));
+        assert_eq!(chunks.owner(chunk("b", 2, 3)), Some(2));
         // A first chunk that comes again may go elsewhere, and takes the others along.
         assert_eq!(chunks.owner(chunk("a", 0, 3)), None);
-        chunks.sent(chunk("a", 0, 3), client(2));
-        assert_eq!(chunks.owner(chunk("a", 1, 3)), Some(client(2)));
-        chunks.sent(chunk("a", 2, 3), client(2));
+        chunks.sent(chunk("a", 0, 3), 2);
+        assert_eq!(chunks.owner(chunk("a", 1, 3)), Some(2));
+        chunks.sent(chunk("a", 2, 3), 2);
         assert_eq!(chunks.owner(chunk("a", 1, 3)), None);
     }
 
@@ -175,10 +174,10 @@ mod tests {
     #[test]
     fn a_leaver_frees_what_waited_for_it() {
         let mut chunks = Chunks::default();
-        chunks.sent(chunk("a", 0, 4), client(1));
-        assert!(chunks.park(Position::new(1, 1), client(1)));
-        assert!(chunks.park(Position::new(1, 2), client(2)));
-        assert_eq!(chunks.left(client(1)), [Position::new(1, 1)]);
+        chunks.sent(chunk("a", 0, 4), 1);
+        assert!(chunks.park(Position::new(1, 1), 1));
+        assert!(chunks.park(Position::new(1, 2), 2));
+        assert_eq!(chunks.left(1), [Position::new(1, 1)]);
         assert_eq!(chunks.owner(chunk("a", 1, 4)), None);
         assert_eq!(chunks.parked().count(), 1);
     }
@@ -187,14 +186,14 @@ mod tests {
     fn both_lists_are_bounded() {
         let mut chunks = Chunks::default();
         for n in 0..=MAX_BOUND {
-            chunks.sent(chunk(&n.to_string(), 0, 2), client(n as u32));
+            chunks.sent(chunk(&n.to_string(), 0, 2), n as u32);
         }
         assert_eq!(chunks.owner(chunk("0", 1, 2)), None);
-        assert_eq!(chunks.owner(chunk("1", 1, 2)), Some(client(1)));
+        assert_eq!(chunks.owner(chunk("1", 1, 2)), Some(1));
         for n in 0..MAX_PARKED as i64 {
-            assert!(chunks.park(Position::new(1, n), client(1)));
+            assert!(chunks.park(Position::new(1, n), 1));
         }
-        assert!(!chunks.park(Position::new(2, 0), client(1)));
-        assert!(chunks.park(Position::new(1, 0), client(2)));
+        assert!(!chunks.park(Position::new(2, 0), 1));
+        assert!(chunks.park(Position::new(1, 0), 2));
     }
 }

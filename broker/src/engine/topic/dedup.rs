@@ -99,6 +99,11 @@ impl Sweep {
         self.at
     }
 
+    /// The topic is gone.
+    pub(super) fn forget(&mut self, slot: u32) {
+        self.topics.remove(&slot);
+    }
+
     fn watch(&mut self, slot: u32, now: Now) {
         self.topics.insert(slot);
         self.at.get_or_insert(now.ms + SWEEP_MS);
@@ -107,17 +112,12 @@ impl Sweep {
 
 impl Topic {
     /// What a SEND of a producer is.
-    pub(super) fn judge(
-        &self,
-        producer: u32,
-        send: &SendId,
-        kind: SendKind,
-        data: &[u8],
-    ) -> Judgment {
+    pub(super) fn judge(&self, producer: u32, send: &SendId, data: &[u8]) -> Judgment {
         let sequence = self.producers.get(producer as usize);
         let Some(id) = sequence.and_then(|producer| producer.sequence) else {
             return Judgment::Plain;
         };
+        let kind = send.kind;
         if kind == SendKind::Marker || (kind == SendKind::Chunk && !is_last_chunk(data)) {
             return Judgment::Plain;
         }

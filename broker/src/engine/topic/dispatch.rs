@@ -1,18 +1,21 @@
 //! Dispatch: which entry goes to which consumer, and what it costs.
 //!
-//! An entry is decided on, admitted to the consumer's pending acks, and then gets its permits P: the messages in it that are still to be
-//! delivered, fixed once. That P leaves the consumer's balance, counts as unacknowledged, and is written into the MESSAGE (PIP-491). Nothing
-//! computes it again. Balances go below zero where a batch is larger than the credit, and are never clamped.
+//! The dispatcher of the subscription's type decides who gets an entry; the rest is the same for all types. The entry's permits P are fixed, it is
+//! admitted to the pending acks, P is booked on the consumer, and the MESSAGE says the same P ([`super::permits`]).
 
 use bytes::Bytes;
 use vela_codec::entry::Entry;
 
 use super::chunks::Chunk;
+use super::dispatcher::{Candidate, Choice};
 use super::lanes::LaneSeat;
-use super::subscription::{Held, Subscription};
+use super::permits::Permits;
+use super::sticky::key_hash;
+use super::subscription::Subscription;
+use super::unacked::CoreUnacked;
 use super::{Topic, Topics};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientKey, ClientRef, Delivery, Message};
+use crate::engine::message::{ClientRef, Delivery, Message};
 use crate::engine::time::Now;
 use crate::store::log::{AckedId, Position, Read, ReadHint, TopicState};
 
@@ -32,12 +35,15 @@ enum Content {
         count: u32,
         batch: bool,
         chunk: Option<Chunk>,
+        /// The hash of its key, if that was asked for.
+        key_hash: u32,
     },
     /// Nothing a client may see: a marker, or metadata nobody can read. It is acknowledged on the spot.
     Hidden,
 }
 
-fn content(data: &[u8]) -> Content {
+/// `keyed` = the key counts.
+fn content(data: &[u8], keyed: bool) -> Content {
     let Some(metadata) = Entry::parse(data)
         .ok()
         .and_then(|entry| entry.metadata_view())
@@ -52,103 +58,19 @@ fn content(data: &[u8]) -> Content {
         count: count.unwrap_or(1).max(1) as u32,
         batch: count.is_some(),
         chunk: Chunk::of(&metadata),
-    }
-}
-
-/// Messages of a batch of `count` that a set leaves open (bit 1).
-fn open_messages(ack_set: &[i64], count: u32) -> u32 {
-    let mut left = u64::from(count);
-    let mut open = 0;
-    for word in ack_set {
-        let bits = left.min(64);
-        let mask = if bits == 64 {
-            u64::MAX
-        } else {
-            (1_u64 << bits) - 1
-        };
-        open += (*word as u64 & mask).count_ones();
-        left -= bits;
-    }
-    open
-}
-
-impl Subscription {
-    /// The consumer that the next entry goes to: of the best priority that has one with permits, in turns.
-    fn pick(&mut self, turn_size: u32) -> Option<usize> {
-        let available = |sub: &Subscription, at: usize| {
-            sub.order
-                .get(at)
-                .and_then(|index| sub.consumers.get(*index))
-                .filter(|c| c.available())
-                .map(|c| c.priority)
-        };
-        let count = self.order.len();
-        let mut best: Option<(i32, usize)> = None;
-        // From the consumer whose turn it is; if its turn is over, from the next one.
-        let first = if self.turn_left > 0 {
-            self.turn
-        } else {
-            self.turn + 1
-        };
-        for step in 0..count {
-            let at = (first + step) % count;
-            if let Some(priority) = available(self, at)
-                && best.is_none_or(|(p, _)| priority < p)
-            {
-                best = Some((priority, at));
-            }
-        }
-        let (_, at) = best?;
-        if at != self.turn || self.turn_left == 0 {
-            self.turn = at;
-            self.turn_left = turn_size.max(1);
-        }
-        self.turn_left -= 1;
-        self.order.get(at).copied()
+        key_hash: if keyed { key_hash(&metadata) } else { 0 },
     }
 }
 
 /// Where an entry that is handed out comes from.
 #[derive(Copy, Clone, Eq, PartialEq, Debug)]
 enum Source {
-    /// A chunk that waited for its consumer.
-    Parked,
+    /// The dispatcher had put it aside.
+    Aside,
     /// It came back.
     Replay,
     /// It was never read.
     New,
-}
-
-/// What becomes of an entry.
-enum Choice {
-    /// It goes to this consumer.
-    Send(usize),
-    /// It is a chunk whose consumer cannot take it now.
-    Wait(ClientKey),
-    /// Nobody can take it.
-    Nobody,
-}
-
-impl Subscription {
-    /// Who gets the next entry. A chunk follows the chunks before it, whoever's turn it is.
-    fn choose(&mut self, chunk: Option<Chunk>, turn_size: u32) -> Choice {
-        if let Some(owner) = chunk.and_then(|chunk| self.chunks.owner(chunk))
-            && let Some((index, consumer)) = self
-                .consumers
-                .iter()
-                .find(|(_, consumer)| consumer.client.key() == owner)
-        {
-            return if consumer.available() {
-                Choice::Send(index)
-            } else {
-                Choice::Wait(owner)
-            };
-        }
-        match self.pick(turn_size) {
-            Some(index) => Choice::Send(index),
-            None => Choice::Nobody,
-        }
-    }
 }
 
 impl Topics {
@@ -169,11 +91,16 @@ impl Topics {
             confirmed,
             ..
         } = topic;
-        for (_, sub) in subs.iter_mut() {
-            if sub.resetting || sub.consumers.is_empty() {
+        let mut others = false;
+        for (sub_slot, sub) in subs.iter_mut() {
+            if sub.resetting || sub.roster.is_empty() {
                 continue;
             }
+            let key = (slot, sub_slot as u32);
+            others |= self.unacked.settle(cx, key, sub);
             let mut run = Run {
+                unacked: &mut self.unacked,
+                key,
                 state,
                 seat,
                 sub,
@@ -194,29 +121,27 @@ impl Topics {
         if again {
             topic.mark_dirty(&mut self.dirty);
         }
+        if others {
+            self.wake_stopped();
+        }
     }
 
     /// FLOW: credit in messages.
     pub(super) fn flow(&mut self, client: ClientRef, permits: u32) {
-        let Some((slot, consumer)) = self.consumer_mut(client) else {
+        let Some((slot, index, sub)) = self.subscription_of(client) else {
+            // Credit for somebody who is gone is nobody's.
             return;
         };
-        if consumer.blocked {
-            consumer.parked += i64::from(permits);
-        } else {
-            consumer.permits += i64::from(permits);
-        }
+        sub.roster.flow(index, permits);
         self.mark(slot);
     }
 
     /// The session has written delivered bytes: the consumer may be sent more.
     pub(super) fn written(&mut self, client: ClientRef, bytes: u32) {
-        let Some((slot, consumer)) = self.consumer_mut(client) else {
+        let Some((slot, index, sub)) = self.subscription_of(client) else {
             return;
         };
-        let was_full = consumer.unwritten >= consumer.window;
-        consumer.unwritten = consumer.unwritten.saturating_sub(bytes as usize);
-        if was_full && consumer.available() {
+        if sub.roster.written(index, bytes as usize) {
             self.mark(slot);
         }
     }
@@ -247,14 +172,21 @@ fn acknowledge_hidden(
 
 /// An entry that goes to a consumer.
 struct Chosen {
-    position: Position,
     data: Bytes,
     /// Messages in it.
     count: u32,
     batch: bool,
     /// What the delivery costs.
-    permits: u32,
+    permits: Permits,
     ack_set: Vec<i64>,
+}
+
+/// Messages in a stored entry, at least one.
+pub(super) fn stored_messages(data: &[u8]) -> u32 {
+    match content(data, false) {
+        Content::Messages { count, .. } => count,
+        Content::Hidden => 1,
+    }
 }
 
 /// The batch size of a stored entry, if it is in memory and a batch.
@@ -268,7 +200,7 @@ pub(super) fn stored_batch_size(
         .lane
         .read_entry(&state.ledgers, state.id, position, hint)
     {
-        Read::Entry(data) => match content(&data) {
+        Read::Entry(data) => match content(&data, false) {
             Content::Messages { count, .. } => Some(count),
             Content::Hidden => None,
         },
@@ -281,6 +213,9 @@ struct Run<'a> {
     state: &'a TopicState,
     seat: &'a mut LaneSeat,
     sub: &'a mut Subscription,
+    unacked: &'a mut CoreUnacked,
+    /// Topic and subscription.
+    key: (u32, u32),
     confirmed: Position,
     partition: i32,
     hidden: Vec<Position>,
@@ -289,9 +224,20 @@ struct Run<'a> {
 impl Run<'_> {
     /// True if there is more to do and only the turn is over.
     fn dispatch(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
-        let turn_size = cx.settings.dispatcher_max_round_robin_batch_size;
+        let sub = &mut *self.sub;
+        let mark_delete = sub.acks(self.state).mark_delete();
+        sub.dispatcher
+            .begin_run(&sub.roster, mark_delete, &cx.settings);
+        let more = self.hand_out(cx, slot, now);
+        self.sub.dispatcher.end_run();
+        self.sub.roster.settle();
+        more
+    }
+
+    fn hand_out(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
+        let keyed = self.sub.dispatcher.keys().is_some();
         for _ in 0..TURN_ENTRIES {
-            if !self.sub.consumers.iter().any(|(_, c)| c.available()) {
+            if !self.sub.dispatcher.is_ready(&self.sub.roster) {
                 return false;
             }
             let Some((position, source)) = self.next() else {
@@ -315,6 +261,7 @@ impl Run<'_> {
                 }
                 Read::Gone => {
                     self.taken(position, source);
+                    self.sub.redelivered.remove(&position);
                     continue;
                 }
                 Read::Corrupt => {
@@ -327,9 +274,11 @@ impl Run<'_> {
                 count,
                 batch,
                 chunk,
-            } = content(&data)
+                key_hash,
+            } = content(&data, keyed)
             else {
                 self.taken(position, source);
+                self.sub.redelivered.remove(&position);
                 self.hidden.push(position);
                 continue;
             };
@@ -339,54 +288,49 @@ impl Run<'_> {
                 .ack_set(position)
                 .map(<[i64]>::to_vec)
                 .unwrap_or_default();
-            let permits = if ack_set.is_empty() {
-                count
-            } else {
-                open_messages(&ack_set, count)
-            };
-            if permits == 0 {
+            let Some(permits) = Permits::finalize(count, &ack_set) else {
                 self.taken(position, source);
+                self.sub.redelivered.remove(&position);
                 self.hidden.push(position);
                 continue;
-            }
-            let chunk = chunk.filter(|_| self.sub.shared);
-            let index = match self.sub.choose(chunk, turn_size) {
+            };
+            let candidate = Candidate {
+                position,
+                chunk,
+                key_hash,
+            };
+            let sub = &mut *self.sub;
+            let choice = sub
+                .dispatcher
+                .choose(&mut sub.roster, &candidate, &cx.settings);
+            let index = match choice {
                 Choice::Send(index) => index,
                 Choice::Nobody => return false,
-                Choice::Wait(owner) => {
-                    if !self.sub.chunks.park(position, owner) {
-                        return false;
-                    }
-                    if source != Source::Parked {
+                Choice::Aside => {
+                    if source != Source::Aside {
                         self.taken(position, source);
                     }
                     continue;
                 }
             };
             self.taken(position, source);
-            if let Some(chunk) = chunk
-                && let Some(consumer) = self.sub.consumers.get(index)
-            {
-                let client = consumer.client.key();
-                self.sub.chunks.sent(chunk, client);
-            }
+            self.sub.dispatcher.sent(&candidate, index);
             let chosen = Chosen {
-                position,
                 data,
                 count,
                 batch,
                 permits,
                 ack_set,
             };
-            self.send(cx, index, chosen, now);
+            self.send(cx, index, &candidate, chosen, now);
         }
         true
     }
 
-    /// The next entry to hand out: chunks whose consumer has room again, what came back, then what was never read.
+    /// The next entry to hand out: what was put aside and can go now, what came back, then what was never read.
     fn next(&mut self) -> Option<(Position, Source)> {
-        if let Some(position) = self.parked() {
-            return Some((position, Source::Parked));
+        if let Some(position) = self.aside() {
+            return Some((position, Source::Aside));
         }
         while let Some(position) = self.sub.replay.first().copied() {
             if !self.sub.acks(self.state).is_acked(position) {
@@ -395,7 +339,7 @@ impl Run<'_> {
             self.sub.replay.pop_first();
             self.sub.redelivered.remove(&position);
         }
-        if self.sub.blocked {
+        if self.sub.blocked || self.sub.stopped || !self.sub.dispatcher.reads_on() {
             return None;
         }
         let next = self
@@ -405,26 +349,23 @@ impl Run<'_> {
         (next <= self.confirmed).then_some((next, Source::New))
     }
 
-    /// The first parked chunk that its consumer can take.
-    fn parked(&mut self) -> Option<Position> {
+    /// The first entry put aside that can go now.
+    fn aside(&mut self) -> Option<Position> {
         loop {
-            let consumers = &self.sub.consumers;
-            let position = self.sub.chunks.parked().find_map(|(position, owner)| {
-                consumers
-                    .iter()
-                    .any(|(_, c)| c.client.key() == owner && c.available())
-                    .then_some(position)
-            })?;
+            let position = self.sub.dispatcher.aside(&self.sub.roster)?;
             if !self.sub.acks(self.state).is_acked(position) {
                 return Some(position);
             }
-            self.sub.chunks.unpark(position);
+            self.sub.dispatcher.forget(position);
+            self.sub.redelivered.remove(&position);
         }
     }
 
     fn taken(&mut self, position: Position, source: Source) {
         match source {
-            Source::Parked => self.sub.chunks.unpark(position),
+            Source::Aside => {
+                self.sub.dispatcher.forget(position);
+            }
             Source::Replay => {
                 self.sub.replay.remove(&position);
             }
@@ -432,25 +373,36 @@ impl Run<'_> {
         }
     }
 
-    fn send(&mut self, cx: &mut Context, index: usize, chosen: Chosen, now: Now) {
+    /// Admits an entry to the pending acks, books its permits, and posts it. An entry that is not admitted costs nothing.
+    fn send(
+        &mut self,
+        cx: &mut Context,
+        index: u32,
+        candidate: &Candidate,
+        chosen: Chosen,
+        now: Now,
+    ) {
+        let position = candidate.position;
         let Chosen {
-            position,
             data,
             count,
             batch,
             permits,
             ack_set,
         } = chosen;
+        let tracks = self.sub.dispatcher.tracks_pending();
         let sub = &mut *self.sub;
-        let Some(consumer) = sub.consumers.get_mut(index) else {
+        let slot = sub.dispatcher.slot(candidate);
+        let Some(consumer) = sub.roster.get_mut(index) else {
             return;
         };
         let client = consumer.client;
         if batch && consumer.version < BATCH_VERSION {
-            consumer.blocked = true;
-            sub.blocked_consumers += 1;
+            sub.roster.bar(index);
             // It goes to whoever stays.
-            sub.replay.insert(position);
+            if tracks {
+                sub.put_back(position, slot);
+            }
             return cx.post(
                 client.session.core,
                 Message::Disconnect {
@@ -458,53 +410,55 @@ impl Run<'_> {
                 },
             );
         }
-        let redelivery_count = if sub.shared {
-            sub.redelivered.get(&position).copied().unwrap_or(0)
-        } else {
-            0
-        };
-        if sub.shared {
-            consumer.pending.insert(
-                position,
-                Held {
-                    permits,
-                    batch: count,
-                },
-            );
-            consumer.unacked += u64::from(permits);
-            sub.unacked += u64::from(permits);
-            let limit = u64::from(cx.settings.max_unacked_messages_per_consumer);
-            if limit > 0 && consumer.unacked >= limit {
-                consumer.blocked = true;
-                sub.blocked_consumers += 1;
-            }
-            let limit = u64::from(cx.settings.max_unacked_messages_per_subscription);
-            if limit > 0 && sub.unacked >= limit {
-                sub.blocked = true;
-            }
+        if tracks && !sub.pending.admit(position, index, permits, count, slot) {
+            // Somebody holds it already, and it comes back if that one gives it back.
+            return;
         }
-        consumer.permits -= i64::from(permits);
+        if !sub.dispatcher.admit(index, candidate) {
+            sub.pending.take(position, index);
+            return sub.put_back(position, slot);
+        }
         let data = if consumer.version < CHECKSUM_VERSION {
             strip_checksum(data)
         } else {
             data
         };
-        consumer.unwritten += data.len() + ENTRY_COST;
-        consumer.sent.add(u64::from(permits), now.ms);
+        let redelivery_count = if tracks {
+            sub.redelivered.get(&position).copied().unwrap_or(0)
+        } else {
+            0
+        };
+        let messages = u64::from(permits.get());
+        consumer.sent.add(messages, now.ms);
         consumer.sent_bytes.add(data.len() as u64, now.ms);
         if redelivery_count > 0 {
-            consumer.redelivered.add(u64::from(permits), now.ms);
+            consumer.redelivered.add(messages, now.ms);
         }
-        let epoch = if sub.shared { None } else { consumer.epoch };
+        let epoch = if tracks { None } else { consumer.epoch };
+        sub.roster
+            .charge(index, permits, count, data.len() + ENTRY_COST);
+        if tracks {
+            let limit = u64::from(cx.settings.max_unacked_messages_per_consumer);
+            if limit > 0 && sub.pending.unacked_of(index) >= limit {
+                sub.roster.block(index);
+            }
+            let limit = u64::from(cx.settings.max_unacked_messages_per_subscription);
+            if limit > 0 && sub.pending.unacked() >= limit {
+                sub.blocked = true;
+            }
+            // More is out than before: that lets nobody go on.
+            self.unacked.settle(cx, self.key, sub);
+        }
         let delivery = Delivery {
             position,
             partition: self.partition,
             redelivery_count,
             ack_set,
             epoch,
-            permits,
+            permits: permits.get(),
             data,
         };
+        sub.roster.posted(index, delivery.permits);
         cx.post(client.session.core, Message::Deliver { client, delivery });
     }
 }
@@ -517,20 +471,5 @@ fn strip_checksum(data: Bytes) -> Bytes {
             data.slice(from..)
         }
         Err(_) => data,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_open_bits_within_the_batch_count() {
-        assert_eq!(open_messages(&[0b10101], 5), 3);
-        assert_eq!(open_messages(&[-1], 5), 5);
-        assert_eq!(open_messages(&[-1, -1], 70), 70);
-        assert_eq!(open_messages(&[-2], 70), 63);
-        assert_eq!(open_messages(&[0], 3), 0);
-        assert_eq!(open_messages(&[0, 0, -1], 70), 0);
     }
 }

@@ -1,17 +1,16 @@
 //! Who joins a subscription and who leaves it.
 
+use super::dispatcher::Dispatcher;
 use super::lanes::LaneSeat;
-use super::meter::Meter;
 use super::openings::{ConsumerSeat, MAX_WAITING, ProbeFor, Seat};
-use super::subscription::{
-    Consumer, ORPHAN_MS, Subscription, WINDOW, WINDOW_MIN, create_durable, mark_delete,
-};
+use super::roster::Consumer;
+use super::sticky::Refused;
+use super::subscription::{ORPHAN_MS, Subscription, create_durable, mark_delete};
 use super::{Topic, Topics};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Message, OpenConsumer};
+use crate::engine::message::{ClientRef, Message, OpenConsumer, SubType};
 use crate::engine::time::Now;
 use crate::store::log::{Position, Record};
-use std::collections::BTreeMap;
 use vela_proto::ServerError;
 
 impl Topics {
@@ -48,6 +47,20 @@ impl Topics {
     ) -> Result<(), (u64, ServerError, String)> {
         let request_id = open.request_id;
         let refuse = move |error, message: String| Err((request_id, error, message));
+        if open.sub_type == SubType::KeyShared && !cx.settings.subscription_key_shared_enable {
+            let text = "Key_Shared subscriptions are switched off: subscriptionKeySharedEnable";
+            return refuse(ServerError::NotAllowedError, text.into());
+        }
+        let dispatcher = match Dispatcher::new(&open, &cx.settings) {
+            Ok(dispatcher) => dispatcher,
+            Err(refused) => {
+                let text = format!(
+                    "Subscription '{}' of {}: {refused}",
+                    open.subscription, open.topic
+                );
+                return refuse(ServerError::ConsumerAssignError, text);
+            }
+        };
         let Some(slot) = self.find_or_create(cx, &open.topic, open.create_topic, now) else {
             return refuse(
                 ServerError::TopicNotFound,
@@ -56,6 +69,9 @@ impl Topics {
         };
         self.check_consumer_limits(cx, slot, &open.subscription, &open.address, now)
             .map_err(|(error, message)| (request_id, error, message))?;
+        let Some(open) = self.reading_schema(cx, client, slot, open) else {
+            return Ok(());
+        };
         let (Some(topic), lanes) = (self.topics.get_mut(slot as usize), &mut self.lanes) else {
             return Ok(());
         };
@@ -103,59 +119,77 @@ impl Topics {
             self.wait(client, 0);
             return Ok(());
         }
-        if !sub.consumers.is_empty() && sub.shared != open.shared {
-            let name = |shared| if shared { "Shared" } else { "Exclusive" };
+        if !sub.roster.is_empty() && sub.sub_type() != open.sub_type {
             let text = format!(
                 "Subscription '{}' of {topic_name} is {} while consumers are connected, not {}",
                 sub.name,
-                name(sub.shared),
-                name(open.shared)
+                sub.sub_type().name(),
+                open.sub_type.name()
             );
             return refuse(ServerError::ConsumerBusy, text);
         }
-        if !open.shared
-            && let Some((_, holder)) = sub.consumers.iter().next()
+        if let Some((is, asked)) = sub.dispatcher.differs(&dispatcher)
+            && !sub.roster.is_empty()
+        {
+            let text = format!(
+                "Subscription '{}' of {topic_name} is Key_Shared {is} while consumers are connected, not {asked}",
+                sub.name
+            );
+            return refuse(ServerError::ConsumerBusy, text);
+        }
+        if !sub.roster.is_empty()
+            && let Err(refused) = sub.dispatcher.check(&open)
+        {
+            let text = format!("Subscription '{}' of {topic_name}: {refused}", sub.name);
+            let error = ServerError::ConsumerAssignError;
+            if let Refused::Taken { holder, .. } = refused
+                && let Some(holder) = sub.roster.get(holder)
+                && holder.client.session != client.session
+            {
+                let holder = holder.client.session;
+                self.probe(cx, client, holder, ProbeFor::Consumer(open, error, text));
+                return Ok(());
+            }
+            return refuse(error, text);
+        }
+        let holder = sub.roster.first().map(|first| first.client.session);
+        if let Some(holder) = holder
+            && open.sub_type == SubType::Exclusive
         {
             let text = format!(
                 "Exclusive subscription '{}' of {topic_name} has a consumer",
                 sub.name
             );
-            let holder = holder.client.session;
             if holder == client.session {
                 return refuse(ServerError::ConsumerBusy, text);
             }
-            self.probe(cx, client, holder, ProbeFor::Consumer(open, text));
+            let error = ServerError::ConsumerBusy;
+            self.probe(cx, client, holder, ProbeFor::Consumer(open, error, text));
             return Ok(());
         }
-        sub.shared = open.shared;
+        let keyed = open.sub_type == SubType::KeyShared;
+        if sub.roster.is_empty() && (keyed || sub.sub_type() != open.sub_type) {
+            sub.dispatcher = dispatcher;
+        }
         sub.orphaned_until = None;
         // A cursor that others read behind stays where it is.
-        let rollback = if sub.consumers.is_empty() {
+        let rollback = if sub.roster.is_empty() {
             open.rollback_seconds
         } else {
             0
         };
-        let consumer = sub.admit(Consumer {
-            client,
-            name: open.name,
-            address: open.address,
-            version: open.version,
-            priority: open.priority,
-            epoch: open.epoch,
-            connected_ms: now.wall_ms,
-            opened: false,
-            permits: 0,
-            parked: 0,
-            blocked: false,
-            pending: BTreeMap::new(),
-            unacked: 0,
-            unwritten: 0,
-            window: (WINDOW / (open.siblings as usize).saturating_add(1)).max(WINDOW_MIN),
-            sent: Meter::default(),
-            sent_bytes: Meter::default(),
-            redelivered: Meter::default(),
-            acked: Meter::default(),
-        });
+        let consumer = sub.roster.admit(Consumer::new(client, &open, now.wall_ms));
+        if let Some(newcomer) = sub.roster.get(consumer) {
+            let partition = topic_name.partition();
+            sub.dispatcher.joined(
+                consumer,
+                newcomer,
+                &open,
+                topic_name.as_str(),
+                partition,
+                &cx.settings,
+            );
+        }
         let lane = topic.lane;
         let waiting = self.clients.insert(
             client.key(),
@@ -165,6 +199,7 @@ impl Topics {
                 consumer,
             }),
         );
+        self.elect(cx, slot, sub_slot, Some(client), now);
         if rollback > 0 {
             let since = now.wall_ms.saturating_sub(rollback.saturating_mul(1000));
             self.start_rollback(slot, sub_slot, client, request_id, since);
@@ -182,10 +217,10 @@ impl Topics {
 
     /// A consumer's SUBSCRIBE is answered now; messages may follow. False if it was closed in the meantime.
     pub(super) fn consumer_opened(&mut self, client: ClientRef) -> bool {
-        let Some((slot, consumer)) = self.consumer_mut(client) else {
+        let Some((slot, consumer, sub)) = self.subscription_of(client) else {
             return false;
         };
-        consumer.opened = true;
+        sub.roster.open(consumer);
         self.mark(slot);
         true
     }
@@ -206,11 +241,11 @@ impl Topics {
         let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return;
         };
-        let Some(gone) = sub.dismiss(consumer as usize) else {
+        let Some(gone) = sub.dismiss(consumer) else {
             return;
         };
         self.clients.remove(&gone.client.key());
-        if sub.consumers.is_empty() {
+        if sub.roster.is_empty() {
             let mark_delete = mark_delete(&topic.state, sub);
             sub.rewind(mark_delete);
             if sub.cursor.is_none() {
@@ -222,13 +257,12 @@ impl Topics {
                     self.drop_subscription(cx, slot, sub_slot, now);
                 }
             }
-        } else if sub.shared {
-            sub.unacked = sub.unacked.saturating_sub(gone.unacked);
-            sub.replay.extend(gone.pending.into_keys());
-            sub.replay.extend(sub.chunks.left(gone.client.key()));
-            sub.unblock(cx);
+        } else {
+            sub.unblock(cx, None);
             topic.mark_dirty(&mut self.dirty);
+            self.elect(cx, slot, sub_slot, None, now);
         }
+        self.settle_unacked(cx, slot, sub_slot);
     }
 
     /// Forgets a subscription. Consumers that waited for it to be reset open it anew.
@@ -245,6 +279,7 @@ impl Topics {
         let Some(sub) = topic.subs.try_remove(sub_slot as usize) else {
             return;
         };
+        self.unacked.forget((slot, sub_slot), &sub);
         topic.sub_names.remove(&sub.name);
         topic.trim_if_loose(&mut self.lanes, now);
         self.reopen_waiting(cx, sub.waiting, now);
@@ -297,7 +332,8 @@ impl Topics {
         }
     }
 
-    /// Closes consumers of a subscription from this side, all or all but one.
+    /// Closes consumers of a subscription from this side, all or all but one. For a seek, those of a Failover subscription that are not
+    /// active stay.
     pub(super) fn expel(
         &mut self,
         cx: &mut Context,
@@ -315,9 +351,10 @@ impl Topics {
             return;
         };
         let gone: Vec<(u32, ClientRef)> = sub
-            .consumers
+            .roster
             .iter()
-            .map(|(index, consumer)| (index as u32, consumer.client))
+            .filter(|(index, _)| !seeking || sub.dispatcher.is_active(*index))
+            .map(|(index, consumer)| (index, consumer.client))
             .filter(|(_, client)| except.is_none_or(|kept| kept.key() != client.key()))
             .collect();
         for (consumer, client) in gone {
@@ -356,13 +393,13 @@ impl Topics {
         let Some(sub) = topic.subs.get(sub_slot as usize) else {
             return;
         };
-        let others = sub.consumers.len() > 1;
+        let others = sub.roster.len() > 1;
         if others && !force {
             let text = format!(
                 "Subscription '{}' of {} has {} consumers; close the others or force it",
                 sub.name,
                 topic.name,
-                sub.consumers.len()
+                sub.roster.len()
             );
             return self.reply_error(cx, client, request_id, ServerError::MetadataError, text);
         }

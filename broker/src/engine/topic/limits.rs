@@ -111,7 +111,7 @@ impl Topics {
         let limits = topic.limits.unwrap_or_default();
         let over = |count: usize, limit: u32| limit > 0 && count >= limit as usize;
         let busy = |text: String| Err((ServerError::ConsumerBusy, text));
-        let connected = || topic.subs.iter().map(|(_, sub)| sub.consumers.len()).sum();
+        let connected = || topic.subs.iter().map(|(_, sub)| sub.roster.len()).sum();
         if limits.consumers > 0 && over(connected(), limits.consumers) {
             return busy(format!(
                 "Topic {} has reached its limit of consumers: maxConsumersPerTopic is {}",
@@ -121,7 +121,7 @@ impl Topics {
         let same = cx.settings.max_same_address_consumers_per_topic;
         if same > 0 {
             let from = host(address);
-            let consumers = topic.subs.iter().flat_map(|(_, sub)| sub.consumers.iter());
+            let consumers = topic.subs.iter().flat_map(|(_, sub)| sub.roster.iter());
             let theirs = consumers.filter(|(_, c)| host(&c.address) == from).count();
             if over(theirs, same) {
                 return busy(format!(
@@ -132,7 +132,7 @@ impl Topics {
         }
         let sub = topic.sub_names.get(subscription);
         match sub.and_then(|sub| topic.subs.get(*sub as usize)) {
-            Some(sub) if over(sub.consumers.len(), limits.consumers_per_subscription) => {
+            Some(sub) if over(sub.roster.len(), limits.consumers_per_subscription) => {
                 busy(format!(
                     "Subscription '{subscription}' of {} has reached its limit of consumers: maxConsumersPerSubscription is {}",
                     topic.name, limits.consumers_per_subscription

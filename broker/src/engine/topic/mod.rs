@@ -2,21 +2,33 @@
 
 mod access;
 mod ack;
+mod admin;
 mod chunks;
 mod dedup;
 mod dispatch;
+mod dispatcher;
+mod failover;
 mod joining;
+mod key_shared;
 mod lanes;
 mod limits;
 mod meter;
 mod openings;
 mod operation;
+mod pending;
+mod permits;
 mod producer;
 mod publish;
 pub(super) mod rates;
+mod roster;
+mod schemas;
+mod single;
 mod stats;
+mod sticky;
 mod subscription;
 mod terminate;
+mod unacked;
+mod watched;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,17 +39,23 @@ use vela_limiter::Reason;
 use vela_proto::ServerError;
 
 use self::access::Access;
+use self::admin::Inquiry;
 use self::dedup::{Gone, Sweep};
 pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
 use self::limits::Limits;
+use self::meter::Traffic;
 use self::openings::{ProbeFor, Seat};
 use self::operation::Operation;
 use self::producer::Producer;
 use self::rates::{Rates, SharedRates, TopicRate};
+pub use self::roster::Books;
+use self::schemas::Opening;
+pub(super) use self::schemas::post_ask;
 use self::subscription::{ORPHAN_MS, Subscription};
+use self::unacked::CoreUnacked;
 use super::context::Context;
-use super::message::{ClientKey, ClientRef, Message};
+use super::message::{ClientKey, ClientRef, CoreId, Message};
 use super::name::TopicName;
 use super::reply;
 use super::time::Now;
@@ -69,11 +87,18 @@ pub(super) struct Topic {
     /// Questions that need entries which are not in memory.
     operations: Vec<Operation>,
     names_made: u64,
+    /// What was published since it was loaded.
+    inbound: Traffic,
+    /// Entries published since it was loaded.
+    entries_added: u64,
+    /// Questions of administration that need entries which are not in memory.
+    inquiries: Vec<Inquiry>,
+    /// It was deleted; its slot stays taken until nothing in the log's queue names it.
+    deleted: bool,
     /// It was terminated, and that is durable.
     ended: bool,
     /// Subscriptions whose consumers know that nothing more comes.
     end_told: BTreeSet<u32>,
-    pub(super) messages_in: u64,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
     /// Its resource group among the core's.
@@ -99,9 +124,12 @@ impl Topic {
             sub_names: BTreeMap::new(),
             operations: Vec::new(),
             names_made: 0,
+            inbound: Traffic::default(),
+            entries_added: 0,
+            inquiries: Vec::new(),
+            deleted: false,
             ended: state.terminated.is_some(),
             end_told: BTreeSet::new(),
-            messages_in: 0,
             rate: None,
             group: None,
             rate_limited: 0,
@@ -180,6 +208,13 @@ pub(super) struct Topics {
     by_name: BTreeMap<Arc<str>, u32>,
     clients: FxHashMap<ClientKey, Seat>,
     probes: BTreeMap<u64, (ClientRef, ProbeFor)>,
+    /// Openings whose schema is being looked at elsewhere.
+    deciding: FxHashMap<ClientKey, Opening>,
+    /// Namespaces that cores watch, and how many watchers each has.
+    watched: BTreeMap<String, BTreeMap<CoreId, u32>>,
+    /// Who in HTTP waits for a termination, by running number.
+    terminations: u64,
+    terminating: BTreeMap<u64, super::admin::Asker>,
     next_probe: u64,
     rates: Rates,
     sweep: Sweep,
@@ -189,6 +224,10 @@ pub(super) struct Topics {
     dirty: Vec<u32>,
     /// Non-durable subscriptions that wait for their consumer: deadline, topic, subscription.
     orphans: BTreeSet<(u64, u32, u32)>,
+    /// Failover subscriptions whose active consumer has changed: when it is served, topic, subscription.
+    takeovers: BTreeSet<(u64, u32, u32)>,
+    /// Messages that consumers of this core's topics hold.
+    unacked: CoreUnacked,
 }
 
 impl Topics {
@@ -204,12 +243,18 @@ impl Topics {
             by_name: BTreeMap::new(),
             clients: FxHashMap::default(),
             probes: BTreeMap::new(),
+            deciding: FxHashMap::default(),
+            watched: BTreeMap::new(),
+            terminations: 0,
+            terminating: BTreeMap::new(),
             next_probe: 0,
             rates: Rates::new(rates),
             sweep: Sweep::default(),
             clock: Now::default(),
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
+            takeovers: BTreeSet::new(),
+            unacked: CoreUnacked::default(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -262,7 +307,7 @@ impl Topics {
 
     fn find_or_create(
         &mut self,
-        cx: &Context,
+        cx: &mut Context,
         name: &TopicName,
         create: bool,
         now: Now,
@@ -289,6 +334,7 @@ impl Topics {
             lane,
         );
         self.configure_rate(cx, slot, now);
+        self.tell_watchers(cx, name, true);
         Some(slot)
     }
 
@@ -302,12 +348,11 @@ impl Topics {
             Message::Publish {
                 send,
                 num_messages,
-                kind,
                 awaits,
                 refused,
                 frame,
             } => {
-                self.publish(cx, send, num_messages, kind, refused, &frame, now);
+                self.publish(cx, send, num_messages, refused, &frame, now);
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
@@ -354,7 +399,9 @@ impl Topics {
             Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
             Message::Terminate { from, token, topic } => self.terminate(cx, from, token, topic),
             Message::Terminated { token, result, .. } => {
-                cx.effects.terminated.push((token, result));
+                if !self.terminated_by_admin(cx, token, &result) {
+                    cx.effects.terminated.push((token, result));
+                }
             }
             Message::FindTopic {
                 session,
@@ -376,19 +423,10 @@ impl Topics {
                 session,
                 request_id,
                 namespace,
+                persistent,
+                non_persistent,
             } => {
-                let prefix = format!("persistent://{namespace}/");
-                let names = self
-                    .by_name
-                    .range::<str, _>((
-                        std::ops::Bound::Included(prefix.as_str()),
-                        std::ops::Bound::Unbounded,
-                    ))
-                    .map(|(name, _)| name);
-                let names = names
-                    .take_while(|name| name.starts_with(&prefix))
-                    .map(|name| name.to_string())
-                    .collect();
+                let names = self.list(&namespace, persistent, non_persistent);
                 cx.post(
                     session.core,
                     Message::Topics {
@@ -397,6 +435,15 @@ impl Topics {
                         names,
                     },
                 );
+            }
+            Message::WatchTopics {
+                core,
+                namespace,
+                on,
+            } => self.watch(core, namespace, on),
+            Message::SchemaOfTopic { topic, ask } => self.schema_of_topic(cx, &topic, ask),
+            Message::SchemaDecided { client, decided } => {
+                self.schema_decided(cx, client, decided, now)
             }
             _ => {}
         }
@@ -440,6 +487,7 @@ impl Topics {
             if let Some(topic) = self.topics.get_mut(slot as usize) {
                 topic.dirty = false;
                 self.poll_operations(cx, slot, now);
+                self.poll_inquiries(cx, slot, now);
                 self.dispatch(cx, slot, now);
                 self.announce_ends(cx, slot);
             }
@@ -450,16 +498,50 @@ impl Topics {
         !self.dirty.is_empty()
     }
 
+    /// The books of all consumers; an error says what does not add up, or who stands still for no reason.
+    pub(super) fn audit(&self) -> Result<Vec<Books>, String> {
+        let mut books = Vec::new();
+        let mut unacked = 0;
+        for (_, topic) in &self.topics {
+            let lane = self.lanes.get(topic.lane);
+            let waits = topic.dirty || lane.is_some_and(|l| l.readers.contains(&topic.slot));
+            for (_, sub) in &topic.subs {
+                let wrong = |error: String| format!("{} of {}: {error}", sub.name, topic.name);
+                sub.audit().map_err(wrong)?;
+                if !waits && sub.stands_still(&topic.state, topic.confirmed) {
+                    return Err(wrong(
+                        "there are entries and somebody to take them, and nothing happens".into(),
+                    ));
+                }
+                unacked += sub.pending.unacked();
+                books.extend(sub.roster.books());
+            }
+        }
+        if unacked != self.unacked.total() {
+            return Err(format!(
+                "{unacked} messages are out, the core has counted {}",
+                self.unacked.total()
+            ));
+        }
+        Ok(books)
+    }
+
     pub(super) fn end_of_turn(&mut self, cx: &mut Context) {
         self.flush_lanes(cx);
     }
 
     pub(super) fn next_wakeup(&self) -> Option<u64> {
         let orphans = self.orphans.first().map(|(at, _, _)| *at);
-        [orphans, self.rates.next_wakeup(), self.sweep.next_wakeup()]
-            .into_iter()
-            .flatten()
-            .min()
+        let takeovers = self.takeovers.first().map(|(at, _, _)| *at);
+        [
+            orphans,
+            takeovers,
+            self.rates.next_wakeup(),
+            self.sweep.next_wakeup(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Carries out what is due: connections that waited for a rate go on, non-durable subscriptions whose consumer did not come back end.
@@ -467,6 +549,7 @@ impl Topics {
         self.clock = now;
         self.tick_rates(cx, now);
         self.sweep_sequences(cx, now);
+        self.tick_failover(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;

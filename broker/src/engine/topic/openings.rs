@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use vela_proto::ServerError;
 
 use super::Topics;
-use super::subscription::Consumer;
+use super::subscription::Subscription;
 use crate::engine::context::Context;
 use crate::engine::message::{
     ClientRef, Message, OpenConsumer, OpenProducer, SeekTarget, SendId, SessionRef,
@@ -65,7 +65,7 @@ fn weight(message: &Message) -> usize {
 pub(super) enum ProbeFor {
     /// The producer, and why it is refused if the holder is alive.
     Producer(Box<OpenProducer>, (ServerError, String)),
-    Consumer(Box<OpenConsumer>, String),
+    Consumer(Box<OpenConsumer>, ServerError, String),
 }
 
 impl Topics {
@@ -77,13 +77,15 @@ impl Topics {
         }
     }
 
-    /// A consumer, and the slot of its topic.
-    pub(super) fn consumer_mut(&mut self, client: ClientRef) -> Option<(u32, &mut Consumer)> {
+    /// The subscription of a consumer: the slot of its topic, the consumer's index, and the subscription.
+    pub(super) fn subscription_of(
+        &mut self,
+        client: ClientRef,
+    ) -> Option<(u32, u32, &mut Subscription)> {
         let seat = self.consumer_seat(client)?;
         let topic = self.topics.get_mut(seat.topic as usize)?;
         let sub = topic.subs.get_mut(seat.sub as usize)?;
-        let consumer = sub.consumers.get_mut(seat.consumer as usize)?;
-        Some((seat.topic, consumer))
+        Some((seat.topic, seat.consumer, sub))
     }
 
     /// Has a topic looked at before the turn ends.
@@ -129,6 +131,7 @@ impl Topics {
             Message::CloseProducer { .. } | Message::CloseConsumer { .. }
         ) {
             self.probes.remove(probe);
+            self.deciding.remove(&client.key());
             let later = std::mem::take(later);
             self.clients.remove(&client.key());
             for message in later {
@@ -215,7 +218,7 @@ impl Topics {
         };
         match what {
             ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
-            ProbeFor::Consumer(open, _) if !alive => self.open_consumer(cx, client, open, now),
+            ProbeFor::Consumer(open, ..) if !alive => self.open_consumer(cx, client, open, now),
             ProbeFor::Producer(open, (error, message)) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ProducerRefused {
@@ -226,12 +229,12 @@ impl Topics {
                 };
                 cx.post(client.session.core, refused);
             }
-            ProbeFor::Consumer(open, message) => {
+            ProbeFor::Consumer(open, error, message) => {
                 self.drop_seat(cx, client, now);
                 let refused = Message::ConsumerRefused {
                     client,
                     request_id: open.request_id,
-                    error: ServerError::ConsumerBusy,
+                    error,
                     message,
                 };
                 cx.post(client.session.core, refused);

@@ -4,9 +4,10 @@ use vela_proto::ServerError;
 
 use super::access::Verdict;
 use super::limits::host;
+use super::meter::Traffic;
 use super::{ProbeFor, Seat, Topics, subscription};
 use crate::engine::context::Context;
-use crate::engine::message::{ClientRef, Message, OpenProducer};
+use crate::engine::message::{ClientRef, Message, OpenProducer, OpenSchema};
 use crate::engine::time::Now;
 use crate::store::log::{Position, SequenceId};
 
@@ -19,6 +20,10 @@ pub(super) struct Producer {
     pub(super) pending: u32,
     /// The client closed it: answer this when `pending` is 0.
     pub(super) closing: Option<u64>,
+    /// What it published.
+    pub(super) inbound: Traffic,
+    /// A message of it could not be stored: nothing behind that is, or it would stand before what the client sends again.
+    pub(super) failed: bool,
     /// Its number in the topic's sequences, with deduplication.
     pub(super) sequence: Option<SequenceId>,
     /// It promised to encrypt.
@@ -50,12 +55,12 @@ impl Topics {
         }
     }
 
-    /// Checks in the order of Pulsar 5.0.1: existence, limit, encryption, access mode, end, address, name.
+    /// Checks in the order of Pulsar 5.0.1: existence, limit, encryption, schema, access mode, end, address, name.
     fn try_open_producer(
         &mut self,
         cx: &mut Context,
         client: ClientRef,
-        mut open: Box<OpenProducer>,
+        open: Box<OpenProducer>,
         now: Now,
     ) -> Result<(), Refusal> {
         let request_id = open.request_id;
@@ -89,6 +94,12 @@ impl Topics {
             let text = format!("Encryption is required in {}", topic.name);
             return refuse(ServerError::MetadataError, text);
         }
+        let Some(mut open) = self.with_schema(cx, client, open) else {
+            return Ok(());
+        };
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return Ok(());
+        };
         if topic.state.terminated.is_some() {
             let text = format!("Topic {} was terminated", topic.name);
             return refuse(ServerError::TopicTerminatedError, text);
@@ -209,6 +220,10 @@ impl Topics {
             return Ok(());
         };
         let name = open.name.take().unwrap_or_default();
+        let schema_version = match open.schema {
+            OpenSchema::Decided(version) => version,
+            _ => None,
+        };
         let mut sequence = None;
         if topic.limits.is_some_and(|limits| limits.dedup) {
             let max = cx.settings.broker_deduplication_max_number_of_producers;
@@ -229,6 +244,8 @@ impl Topics {
             name: name.clone(),
             pending: 0,
             closing: None,
+            inbound: Traffic::default(),
+            failed: false,
             sequence,
             encrypted: open.encrypted,
             open,
@@ -241,6 +258,7 @@ impl Topics {
             last_sequence_id: sequence
                 .and_then(|id| topic.state.sequences.highest(id))
                 .unwrap_or(-1),
+            schema_version,
             topic_epoch: topic.access.epoch,
         };
         let seat = Seat::Producer {

@@ -18,6 +18,12 @@ use vela_limiter::Reason;
 
 type Refusal = (ServerError, &'static str);
 
+/// What a producer is told behind a message of it that could not be stored. Clients come back on this error, and send again in order.
+const BEHIND_LOST: Refusal = (
+    ServerError::PersistenceError,
+    "a message before this one could not be stored: open the producer again and send from there on",
+);
+
 impl Limits {
     /// What a topic demands of an entry beside its session's checks.
     fn refusal(&self, kind: SendKind, data: &[u8]) -> Option<Refusal> {
@@ -56,7 +62,6 @@ impl Topics {
         cx: &mut Context,
         send: SendId,
         num_messages: u32,
-        kind: SendKind,
         refused: Option<Refusal>,
         frame: &Frame,
         now: Now,
@@ -77,8 +82,13 @@ impl Topics {
             return;
         };
         let data = frame.rest();
+        let failed = topic
+            .producers
+            .get(producer as usize)
+            .is_some_and(|producer| producer.failed);
         let refused = refused
-            .or_else(|| topic.limits?.refusal(kind, data))
+            .or_else(|| failed.then(|| seat.refusal().unwrap_or(BEHIND_LOST)))
+            .or_else(|| topic.limits?.refusal(send.kind, data))
             .or_else(|| {
                 let terminated = (ServerError::TopicTerminatedError, TERMINATED);
                 topic.state.terminated.map(|_| terminated)
@@ -92,19 +102,11 @@ impl Topics {
         if let Some(error) = refused {
             return self.refuse_send(cx, slot, producer, send, error);
         }
-        let judgment = topic.judge(producer, &send, kind, data);
+        let judgment = topic.judge(producer, &send, data);
         match judgment {
             Judgment::Plain | Judgment::New(..) => {}
             Judgment::Duplicate => {
-                return self.answer_duplicate(
-                    cx,
-                    slot,
-                    producer,
-                    send,
-                    num_messages,
-                    data.len(),
-                    now,
-                );
+                return self.answer_duplicate(cx, slot, producer, send, num_messages, now);
             }
             Judgment::Overlap => {
                 let text = "a part of the batch was stored before: send its new messages alone";
@@ -160,9 +162,12 @@ impl Topics {
         }
         cx.counters.messages_in += u64::from(num_messages);
         cx.counters.bytes_in += data.len() as u64;
-        topic.messages_in += u64::from(num_messages);
+        let (messages, size) = (u64::from(num_messages), data.len() as u64);
+        topic.inbound.add(messages, size, now);
+        topic.entries_added += 1;
         if let Some(producer) = topic.producers.get_mut(producer as usize) {
             producer.pending += 1;
+            producer.inbound.add(messages, size, now);
         }
         seat.push(
             appended.seq,
@@ -184,7 +189,6 @@ impl Topics {
     }
 
     /// A SEND that was stored before gets its receipt behind that of the original.
-    #[allow(clippy::too_many_arguments)]
     fn answer_duplicate(
         &mut self,
         cx: &mut Context,
@@ -192,7 +196,6 @@ impl Topics {
         producer: u32,
         send: SendId,
         num_messages: u32,
-        bytes: usize,
         now: Now,
     ) {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
@@ -217,6 +220,7 @@ impl Topics {
                 Message::Receipt { send, position },
             ),
         }
+        let bytes = send.bytes as usize;
         self.charge(cx, slot, send.client.session, num_messages, bytes, now);
     }
 
@@ -237,6 +241,11 @@ impl Topics {
             return;
         };
         let client = send.client;
+        if error.0 == ServerError::PersistenceError
+            && let Some(producer) = topic.producers.get_mut(producer as usize)
+        {
+            producer.failed = true;
+        }
         let message = Message::SendRefused {
             send,
             error: error.0,

@@ -36,8 +36,9 @@ impl Topics {
         let backlog = sub
             .acks(&topic.state)
             .backlog(&topic.state.ledgers, topic.confirmed);
-        let shared = sub.shared;
-        let Some(consumer) = sub.consumers.get_mut(consumer as usize) else {
+        let kind = sub.sub_type().name();
+        let unacked = sub.pending.unacked_of(consumer);
+        let Some(consumer) = sub.roster.get_mut(consumer) else {
             return;
         };
         let connected = SystemTime::UNIX_EPOCH + Duration::from_millis(consumer.connected_ms);
@@ -49,12 +50,12 @@ impl Topics {
             msg_throughput_out: Some(consumer.sent_bytes.rate(now.ms)),
             msg_rate_redeliver: Some(consumer.redelivered.rate(now.ms)),
             consumer_name: Some(consumer.name.clone()),
-            available_permits: Some(consumer.permits as u64),
-            unacked_messages: Some(consumer.unacked),
-            blocked_consumer_on_unacked_msgs: Some(consumer.blocked),
+            available_permits: Some(consumer.account().balance() as u64),
+            unacked_messages: Some(unacked),
+            blocked_consumer_on_unacked_msgs: Some(consumer.is_blocked()),
             address: Some(format!("/{}", consumer.address)),
             connected_since: Some(humantime::format_rfc3339_nanos(connected).to_string()),
-            r#type: Some(if shared { "Shared" } else { "Exclusive" }.into()),
+            r#type: Some(kind.into()),
             msg_rate_expired: Some(0.0),
             msg_backlog: Some(backlog),
             message_ack_rate: Some(consumer.acked.rate(now.ms)),

@@ -1,71 +1,16 @@
-//! Subscriptions and their consumers.
+//! Subscriptions: a cursor, and what is on its way to the consumers behind it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use slab::Slab;
-
 use super::Topic;
-use super::chunks::Chunks;
+use super::dispatcher::Dispatcher;
 use super::lanes::LaneSeat;
-use super::meter::Meter;
+use super::pending::Pending;
+use super::roster::{Consumer, Roster};
+use super::sticky::Slot;
 use crate::engine::context::Context;
-use crate::engine::message::{ClientKey, ClientRef, OpenConsumer};
+use crate::engine::message::{ClientKey, ClientRef, OpenConsumer, SubType};
 use crate::store::log::{AckState, CursorId, Position, ReadHint, Record};
-
-/// Delivered bytes that a consumer's session may hold unwritten before it is sent no more.
-///
-/// The consumers of one connection share the memory of one connection: the n-th gets an n-th of this, but at least
-/// [`WINDOW_MIN`].
-pub(super) const WINDOW: usize = 1 << 20;
-/// The smallest such window.
-pub(super) const WINDOW_MIN: usize = 64 << 10;
-
-/// An entry that a Shared consumer holds.
-#[derive(Copy, Clone, Debug)]
-pub(super) struct Held {
-    /// Messages of it that are not acknowledged.
-    pub(super) permits: u32,
-    /// Messages in it.
-    pub(super) batch: u32,
-}
-
-/// A connected consumer.
-#[derive(Debug)]
-pub(super) struct Consumer {
-    pub(super) client: ClientRef,
-    pub(super) name: String,
-    pub(super) address: String,
-    pub(super) version: i32,
-    /// 0 is served first.
-    pub(super) priority: i32,
-    pub(super) epoch: Option<u64>,
-    pub(super) connected_ms: u64,
-    /// Its SUBSCRIBE was answered: what it is sent comes behind the answer.
-    pub(super) opened: bool,
-    /// Messages it may still be sent; below zero after a batch that was larger. Never clamped.
-    pub(super) permits: i64,
-    /// Permits that came while it was blocked.
-    pub(super) parked: i64,
-    pub(super) blocked: bool,
-    /// Shared: entries it holds and has not acknowledged, with their messages.
-    pub(super) pending: BTreeMap<Position, Held>,
-    /// Messages in `pending`. An entry alone may claim `i32::MAX` of them, so they do not fit in 32 bits.
-    pub(super) unacked: u64,
-    /// Bytes on their way through its session, and how many there may be.
-    pub(super) unwritten: usize,
-    pub(super) window: usize,
-    pub(super) sent: Meter,
-    pub(super) sent_bytes: Meter,
-    pub(super) redelivered: Meter,
-    pub(super) acked: Meter,
-}
-
-impl Consumer {
-    /// May it be sent another entry?
-    pub(super) fn available(&self) -> bool {
-        self.opened && self.permits > 0 && !self.blocked && self.unwritten < self.window
-    }
-}
 
 /// A subscription: a cursor and who reads behind it.
 pub(super) struct Subscription {
@@ -74,29 +19,28 @@ pub(super) struct Subscription {
     pub(super) cursor: Option<CursorId>,
     /// The cursor of a non-durable subscription.
     pub(super) own: AckState,
-    /// Shared rather than Exclusive; the first consumer decides.
-    pub(super) shared: bool,
-    pub(super) consumers: Slab<Consumer>,
-    /// Consumers by priority, in the order they came.
-    pub(super) order: Vec<usize>,
-    /// Whose turn it is in `order`, and how many entries of the turn are left.
-    pub(super) turn: usize,
-    pub(super) turn_left: u32,
+    /// Who gets what; its type is that of the first consumer.
+    pub(super) dispatcher: Dispatcher,
+    /// The consumers and their credit.
+    pub(super) roster: Roster,
+    /// Which of them holds what, where the type has it so.
+    pub(super) pending: Pending,
     /// The last entry that was handed out for the first time.
     pub(super) read: Position,
-    /// Shared: entries to hand out again.
+    /// Entries to hand out again. They were pending before, so what bounds those bounds these: nothing new is read while there are any.
     pub(super) replay: BTreeSet<Position>,
-    /// Shared: who gets which chunked message, and chunks that wait for their consumer.
-    pub(super) chunks: Chunks,
-    /// Shared: how often an entry came back.
+    /// How often an entry came back: entries of `pending` and `replay` only.
     pub(super) redelivered: BTreeMap<Position, u32>,
     pub(super) hint: ReadHint,
     pub(super) replay_hint: ReadHint,
-    /// Messages handed out and not acknowledged, all consumers.
-    pub(super) unacked: u64,
+    /// Too many unacknowledged messages: nothing new is read.
     pub(super) blocked: bool,
-    /// How many of the consumers are blocked: mostly none, and then nobody has to be looked at.
-    pub(super) blocked_consumers: usize,
+    /// The broker's limit has stopped it: likewise.
+    pub(super) stopped: bool,
+    /// Unacknowledged messages as the core has counted them.
+    pub(super) counted: u64,
+    /// What consumers that are gone were sent, messages and bytes.
+    pub(super) gone_out: (u64, u64),
     /// A seek is running.
     pub(super) resetting: bool,
     /// Who asked for it: what finishes a reset must find the subscription that began it, not another one in its slot.
@@ -113,20 +57,18 @@ impl Subscription {
             name: name.to_owned(),
             cursor,
             own: AckState::new(mark_delete),
-            shared: false,
-            consumers: Slab::new(),
-            order: Vec::new(),
-            turn: 0,
-            turn_left: 0,
+            dispatcher: Dispatcher::default(),
+            roster: Roster::default(),
+            pending: Pending::default(),
             read: mark_delete,
             replay: BTreeSet::new(),
-            chunks: Chunks::default(),
             redelivered: BTreeMap::new(),
             hint: ReadHint::default(),
             replay_hint: ReadHint::default(),
-            unacked: 0,
             blocked: false,
-            blocked_consumers: 0,
+            stopped: false,
+            counted: 0,
+            gone_out: (0, 0),
             resetting: false,
             reset_for: None,
             waiting: Vec::new(),
@@ -134,46 +76,35 @@ impl Subscription {
         }
     }
 
+    /// The type of its consumers.
+    pub(super) fn sub_type(&self) -> SubType {
+        self.dispatcher.sub_type()
+    }
+
     /// Starts again behind the mark-delete position: nothing is handed out.
     pub(super) fn rewind(&mut self, mark_delete: Position) {
         self.read = mark_delete;
         self.replay.clear();
-        self.chunks.clear();
+        self.dispatcher.rewind();
         self.redelivered.clear();
-        self.unacked = 0;
+        self.pending.clear();
         self.blocked = false;
     }
 
-    /// Where in `order` the consumers of this priority and incarnation begin, or would begin.
-    fn place(&self, key: (i32, u32)) -> usize {
-        self.order.partition_point(|index| {
-            self.consumers
-                .get(*index)
-                .is_some_and(|c| (c.priority, c.client.incarnation) < key)
-        })
-    }
-
-    /// Adds a consumer in its place among the others. Nobody else is looked at: subscriptions may have very many.
-    pub(super) fn admit(&mut self, consumer: Consumer) -> u32 {
-        let at = self.place((consumer.priority, consumer.client.incarnation));
-        let index = self.consumers.insert(consumer);
-        self.order.insert(at, index);
-        (self.turn, self.turn_left) = (0, 0);
-        index as u32
-    }
-
-    /// Takes a consumer out.
-    pub(super) fn dismiss(&mut self, index: usize) -> Option<Consumer> {
-        let consumer = self.consumers.get(index)?;
-        let near = self.place((consumer.priority, consumer.client.incarnation));
-        // Consumers of different connections may share an incarnation: theirs stand next to each other.
-        let at = self.order.iter().skip(near).position(|i| *i == index);
-        if let Some(at) = at {
-            self.order.remove(near + at);
+    /// An entry that nobody holds is to be handed out again.
+    pub(super) fn put_back(&mut self, position: Position, slot: Slot) {
+        if !self.dispatcher.put_back(position, slot) {
+            self.replay.insert(position);
         }
-        let gone = self.consumers.try_remove(index)?;
-        self.blocked_consumers -= usize::from(gone.blocked);
-        (self.turn, self.turn_left) = (0, 0);
+    }
+
+    /// Takes a consumer out. What it held, and what waited for it, is to be handed out again.
+    pub(super) fn dismiss(&mut self, index: u32) -> Option<Consumer> {
+        let gone = self.roster.dismiss(index)?;
+        self.gone_out.0 += gone.sent.total();
+        self.gone_out.1 += gone.sent_bytes.total();
+        let held = self.pending.take_all(index);
+        self.replay.extend(self.dispatcher.left(index, held));
         Some(gone)
     }
 }
@@ -224,28 +155,66 @@ impl Subscription {
             .map_or(&self.own, |cursor| &cursor.acks)
     }
 
-    /// Lets consumers and the subscription go on when enough has been acknowledged.
-    pub(super) fn unblock(&mut self, cx: &Context) -> bool {
+    /// Lets the subscription go on, and one of its consumers or all of them, when enough has been acknowledged.
+    pub(super) fn unblock(&mut self, cx: &Context, consumer: Option<u32>) -> bool {
         let limit = u64::from(cx.settings.max_unacked_messages_per_subscription);
         let mut freed = false;
-        if self.blocked && self.unacked < (limit / 2).max(1) {
+        if self.blocked && (limit == 0 || self.pending.unacked() < (limit / 2).max(1)) {
             self.blocked = false;
             freed = true;
         }
-        if self.blocked_consumers == 0 {
-            return freed;
-        }
         let limit = u64::from(cx.settings.max_unacked_messages_per_consumer);
-        for (_, consumer) in self
-            .consumers
-            .iter_mut()
-            .filter(|(_, c)| c.blocked && c.unacked <= limit / 2)
-        {
-            consumer.blocked = false;
-            self.blocked_consumers -= 1;
-            consumer.permits += std::mem::take(&mut consumer.parked);
-            freed = true;
+        let who = match consumer {
+            Some(consumer) => vec![consumer],
+            None => self.roster.blocked(),
+        };
+        for consumer in who {
+            if limit == 0 || self.pending.unacked_of(consumer) <= limit / 2 {
+                freed |= self.roster.unblock(consumer);
+            }
         }
         freed
+    }
+
+    /// Could an entry be handed out?
+    pub(super) fn stands_still(
+        &self,
+        state: &crate::store::log::TopicState,
+        confirmed: Position,
+    ) -> bool {
+        if self.resetting || !self.dispatcher.is_ready(&self.roster) {
+            return false;
+        }
+        let new = || {
+            let next = self.acks(state).next_unacked(&state.ledgers, self.read);
+            let reads = !self.blocked && !self.stopped && self.dispatcher.reads_on();
+            reads && next.is_some_and(|next| next <= confirmed)
+        };
+        !self.replay.is_empty() || self.dispatcher.has_aside(&self.roster) || new()
+    }
+
+    /// What does not add up, if anything.
+    pub(super) fn audit(&self) -> Result<(), String> {
+        self.roster.audit()?;
+        self.pending.audit()?;
+        if let Some(held) = self
+            .replay
+            .iter()
+            .find(|at| self.pending.get(**at).is_some())
+        {
+            return Err(format!("{held} is held and to be replayed"));
+        }
+        if let Some(keys) = self.dispatcher.keys() {
+            keys.audit(self.pending.held())?;
+        }
+        let known = |at: &Position| {
+            self.pending.get(*at).is_some()
+                || self.replay.contains(at)
+                || self.dispatcher.is_aside(*at)
+        };
+        if let Some(lost) = self.redelivered.keys().find(|at| !known(at)) {
+            return Err(format!("{lost} is counted as redelivered and nowhere"));
+        }
+        Ok(())
     }
 }

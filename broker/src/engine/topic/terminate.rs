@@ -103,7 +103,7 @@ impl Topics {
         topic.end_told.insert(sub);
         let lane = topic.lane;
         let consumers: Vec<ClientRef> = topic.subs.get(sub as usize).map_or(Vec::new(), |sub| {
-            sub.consumers.iter().map(|(_, c)| c.client).collect()
+            sub.roster.iter().map(|(_, c)| c.client).collect()
         });
         for client in consumers {
             // In its turn: before the answer to the ACK that made it so, and not before that is safe.
