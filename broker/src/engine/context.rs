@@ -10,8 +10,8 @@ use super::admin::{Answer, Asker};
 use super::message::{CoreId, Message, TerminateError};
 use super::metadata::Metadata;
 use super::settings::{ServiceAddress, Settings};
-use super::watch::WatchIndex;
 use super::time::Now;
+use super::watch::WatchIndex;
 use crate::store::chunk::Chunk;
 use crate::store::log::Position;
 
