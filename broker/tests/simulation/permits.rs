@@ -33,7 +33,7 @@ fn comers_and_goers_leave_no_permits_behind() {
         let (mut world, topic, mut client) = filled(&[]);
         client.subscribe(&mut world, &topic, "s", true, 7);
         client.flow(&mut world, 7, 100);
-        let mut other = Client::connect(&mut world, core);
+        let other = Client::connect(&mut world, core);
         for round in 0..200 {
             let request = 1000 + 2 * round;
             other.say(

@@ -463,8 +463,9 @@ impl Run {
                 .actors
                 .iter()
                 .flat_map(|actor| actor.consumers.values());
+            // Credit that may have been taken back is none.
             let has_credit = |c: &Consumer| {
-                c.opening.is_none() && c.given > c.taken && (c.active || !sub.failover)
+                c.opening.is_none() && c.given - c.suspect > c.taken && (c.active || !sub.failover)
             };
             if sub.holders_unknown || !consumers.any(|c| c.sub == index && has_credit(c)) {
                 continue;
