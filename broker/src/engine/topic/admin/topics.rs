@@ -7,7 +7,7 @@ use super::reply;
 use crate::engine::admin::{Answer, Asker};
 use crate::engine::context::Context;
 use crate::engine::message::Message;
-use crate::engine::name::TopicName;
+use crate::engine::name::{Domain, TopicName};
 use crate::engine::time::Now;
 use crate::store::log::{Record, TopicState};
 use std::collections::BTreeMap;
@@ -141,7 +141,9 @@ impl Topics {
             }
         }
         if let Some(seat) = self.lanes.get_mut(lane) {
-            seat.append(&Record::TopicDeleted { topic: id });
+            if name.domain() == Domain::Persistent {
+                seat.append(&Record::TopicDeleted { topic: id });
+            }
             seat.push_behind(Pending::Vacate { topic: slot });
         }
         self.reply_durable(cx, asker, lane, Answer::Done);
@@ -215,7 +217,9 @@ impl Topics {
             return reply(cx, asker, Answer::NoTopic);
         };
         let lane = topic.lane;
-        if let Some(seat) = self.lanes.get_mut(lane) {
+        if let Some(seat) = self.lanes.get_mut(lane)
+            && topic.name.domain() == Domain::Persistent
+        {
             topic.empty(seat, now);
         }
         self.reply_durable(cx, asker, lane, Answer::Done);
@@ -254,11 +258,13 @@ impl Topics {
             // An empty value removes it, so a value has a mark in front.
             let value = value.as_ref().map(|value| format!("={value}"));
             let value = value.as_deref().unwrap_or_default().as_bytes();
-            seat.append(&Record::TopicProperty {
-                topic: topic.state.id,
-                key: &key,
-                value,
-            });
+            if topic.name.domain() == Domain::Persistent {
+                seat.append(&Record::TopicProperty {
+                    topic: topic.state.id,
+                    key: &key,
+                    value,
+                });
+            }
             topic.state.set_property(&key, value);
         }
     }
