@@ -78,6 +78,8 @@ fn config(rng: &mut Rng, fault: Fault) -> WorldConfig {
         rng.range(1, 10) as u32
     };
     settings.checkpoint_interval_bytes = rng.range(4 << 10, 64 << 10);
+    // Their names are new each time, so nothing is a repeat; but the log has records of another kind.
+    settings.broker_deduplication_enabled = rng.one_in(4);
     config.lane.chunk_bytes = 4096 << rng.below(4);
     config.lane.budget_bytes = 8 << (10 + rng.below(7));
     config.lane.cache_bytes = 8 << (10 + rng.below(5));
@@ -463,9 +465,9 @@ impl Run {
                 .actors
                 .iter()
                 .flat_map(|actor| actor.consumers.values());
-            // Credit that may have been taken back is none.
+            // Up to `suspect` of what it has given may have been taken back.
             let has_credit = |c: &Consumer| {
-                c.opening.is_none() && c.given - c.suspect > c.taken && (c.active || !sub.failover)
+                c.opening.is_none() && c.given > c.taken + c.suspect && (c.active || !sub.failover)
             };
             if sub.holders_unknown || !consumers.any(|c| c.sub == index && has_credit(c)) {
                 continue;

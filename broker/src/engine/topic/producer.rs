@@ -4,6 +4,7 @@ use vela_proto::ServerError;
 
 use super::access::Verdict;
 use super::limits::host;
+use super::meter::Traffic;
 use super::{ProbeFor, Seat, Topics, subscription};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenProducer, OpenSchema};
@@ -19,6 +20,8 @@ pub(super) struct Producer {
     pub(super) pending: u32,
     /// The client closed it: answer this when `pending` is 0.
     pub(super) closing: Option<u64>,
+    /// What it published.
+    pub(super) inbound: Traffic,
     /// A message of it could not be stored: nothing behind that is, or it would stand before what the client sends again.
     pub(super) failed: bool,
     /// Its number in the topic's sequences, with deduplication.
@@ -241,6 +244,7 @@ impl Topics {
             name: name.clone(),
             pending: 0,
             closing: None,
+            inbound: Traffic::default(),
             failed: false,
             sequence,
             encrypted: open.encrypted,

@@ -226,11 +226,23 @@ impl Topics {
         }
     }
 
+    /// Lets go on whoever waits for the rate of a topic that goes.
+    pub(super) fn forget_rate(&mut self, cx: &mut Context, slot: u32, now: Now) {
+        let topic = self.topics.get_mut(slot as usize);
+        if let Some(rate) = topic.and_then(|topic| topic.rate.as_mut()) {
+            rate.set(nanos(now), 0, 0);
+            self.release_rate(cx, Key::Topic(slot), usize::MAX, now);
+        }
+    }
+
     /// Sets a topic's rate and group from its namespace and the settings.
     pub(super) fn configure_rate(&mut self, cx: &Context, slot: u32, now: Now) {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        if topic.deleted {
+            return;
+        }
         let policy = cx.metadata.namespace(topic.name.namespace());
         let rate = policy
             .and_then(|policy| policy.publish_rate)
