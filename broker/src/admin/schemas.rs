@@ -68,6 +68,12 @@ impl Shared {
         })
     }
 
+    /// Removes all versions of a topic's schema, its numbers included.
+    pub(super) async fn forget_schema(&self, name: &TopicName) -> Result<(), Refusal> {
+        self.delete(SchemaId::of(name).key()).await?;
+        Ok(())
+    }
+
     async fn schema_policy(&self, namespace: &str) -> Result<SchemaPolicy, Refusal> {
         let stored = self.namespace(namespace).await?.unwrap_or_default();
         Ok(SchemaPolicy::read(&Value::Object(stored)))
