@@ -448,7 +448,7 @@ class TestTermination:
         terminate(broker, topic)
         with pytest.raises(pulsar.TopicTerminated):
             client.create_producer(topic)
-        message = consumer.receive(10_000)
+        message = consumer.receive(60_000)
         assert message.data() == b"last"
         consumer.acknowledge(message)
 

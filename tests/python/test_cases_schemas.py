@@ -106,7 +106,7 @@ class TestOfficialClient:
         for age in range(10):
             producer.send(Person(name="x", age=age))
         for age in range(10):
-            message = consumer.receive(10_000)
+            message = consumer.receive(60_000)
             assert (message.value().name, message.value().age) == ("x", age)
             assert version_of(message) == version(0)
             consumer.acknowledge(message)
@@ -115,7 +115,7 @@ class TestOfficialClient:
         producer = client.create_producer(topic, schema=StringSchema())
         consumer = client.subscribe(topic, "sub", schema=StringSchema(), initial_position=EARLIEST)
         producer.send("größer")
-        assert consumer.receive(10_000).value() == "größer"
+        assert consumer.receive(60_000).value() == "größer"
 
     def test_a_record_that_grew_gets_a_new_version_and_old_messages_keep_theirs(self, client, topic):
         first = client.create_producer(topic, schema=JsonSchema(Person))
@@ -124,7 +124,7 @@ class TestOfficialClient:
         second.send(PersonWithCity(name="new", age=2, city="Ulm"))
         first.send(Person(name="old", age=3))
         consumer = client.subscribe(topic, "sub", initial_position=EARLIEST)
-        versions = [version_of(consumer.receive(10_000)) for _ in range(3)]
+        versions = [version_of(consumer.receive(60_000)) for _ in range(3)]
         assert versions == [version(0), version(1), version(0)]
 
     def test_what_does_not_fit_is_refused(self, client, topic):
@@ -138,12 +138,10 @@ class TestOfficialClient:
         # Bytes are no schema, and always welcome.
         client.create_producer(topic).send(b"{}")
 
-    def test_a_partitioned_topic_has_one_schema(self, client, broker, topic, raw, get):
-        partitions = [f"{topic}-partition-{number}" for number in range(3)]
-        # Without partitions of its own the names are refused or plain, so this asks for the schema of the base only.
+    def test_a_partition_has_the_schema_of_its_topic(self, client, topic, get):
         producer = client.create_producer(topic, schema=JsonSchema(Person))
         producer.send(Person(name="x", age=1))
-        assert get(partitions[0])["schema"]["schema_data"] == get(topic)["schema"]["schema_data"]
+        assert get(f"{topic}-partition-0")["schema"] == get(topic)["schema"]
 
 
 class TestVersions:
@@ -248,7 +246,7 @@ class TestSchemaCommands:
         # Clients before 2.4 send 64 bytes.
         assert get(topic, schema_version=bytes(64))["schema_version"] == version(0)
         raw.send("GET_SCHEMA", request_id=1, topic=topic, schema_version=b"abc")
-        raw.expect_closed(5)
+        raw.expect_closed()
 
     def test_get_or_create(self, raw, topic):
         def create(name, given):
@@ -399,7 +397,7 @@ class TestWatchers:
 
     def test_of_a_namespace_that_is_none_close_the_connection(self, raw):
         raw.send("WATCH_TOPIC_LIST", request_id=1, watcher_id=1, namespace="nonsense", topics_pattern=".*")
-        raw.expect_closed(5)
+        raw.expect_closed()
 
     def test_many_connections_hear_of_many_topics(self, broker, make_raw, other, prefix):
         watchers = [make_raw() for _ in range(8)]

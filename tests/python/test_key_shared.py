@@ -401,7 +401,7 @@ class TestProgress:
         for number in range(30):
             producer.send(b"%d" % number, partition_key=f"key-{number % 3}")
         for _ in range(7):
-            consumer.acknowledge(consumer.receive(10_000))
+            consumer.acknowledge(consumer.receive(60_000))
         consumer.seek(pulsar.MessageId.earliest)
         got = [message.data() for _, message in receive_all([consumer], 30)]
         assert got == [b"%d" % n for n in range(30)]

@@ -128,6 +128,8 @@ pub struct MemorySample {
     pub releases: u64,
     /// Connections closed because a frame made no progress.
     pub frames_stood: u64,
+    /// Times a frame began to come by a few bytes at a time.
+    pub trickles: u64,
     /// Connections closed because others waited for the memory of their slow frame.
     pub frames_evicted: u64,
 }

@@ -427,7 +427,7 @@ settings! {
     in_progress_request_frame_memory_limit_enabled: Mode = Mode::Auto,
     "inProgressRequestFrameMemoryLimitEnabled", dynamic;
 
-    /// From 75 % of that limit, stop connections that retain more than their share of it before all others.
+    /// From 75 % of that limit, stop connections that retain more than their share of it before all others; and where several connections publish, let none have more than its share of 3 MiB per core unanswered.
     memory_fairness: Switch = Switch::On,
     "memoryFairness";
 
@@ -456,7 +456,7 @@ settings! {
     "faultSyncDelaySeconds" in 0..=86400 as "seconds";
 
     /// A test aid, to see the broker while storage does nothing at all: log writes wait while this file exists. Empty: none.
-    fault_sync_hold_file: String = String::new(),
+    fault_sync_hold_file: Option<String> = None,
     "faultSyncHoldFile";
 
     /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.

@@ -118,6 +118,7 @@ impl Engine {
                 pending_bytes_limit: 0,
                 pending_bytes: 0,
                 bytes_held: false,
+                publishers: context::Publishers::default(),
                 rate_limited: false,
                 settings: Arc::clone(&config.settings),
                 service: config.service,

@@ -404,7 +404,7 @@ struct SlowWrites {
 impl SlowWrites {
     fn of(settings: &Settings) -> Option<Arc<dyn Faults>> {
         let hold = &settings.fault_sync_hold_file;
-        if settings.fault_sync_delay_millis == 0 && hold.is_empty() {
+        if settings.fault_sync_delay_millis == 0 && hold.is_none() {
             return None;
         }
         let seconds = settings.fault_sync_delay_seconds;
@@ -414,7 +414,7 @@ impl SlowWrites {
         Some(Arc::new(Self {
             delay: Duration::from_millis(settings.fault_sync_delay_millis),
             until: (seconds > 0).then(|| Instant::now() + Duration::from_secs(seconds)),
-            hold: (!hold.is_empty()).then(|| PathBuf::from(hold)),
+            hold: hold.as_ref().map(PathBuf::from),
         }))
     }
 }

@@ -123,5 +123,6 @@ fn memory_sample(intake: &Intake) -> MemorySample {
         releases,
         frames_stood: stood,
         frames_evicted: evicted,
+        trickles: intake.trickles.load(std::sync::atomic::Ordering::Relaxed),
     }
 }

@@ -410,7 +410,7 @@ impl Sessions {
                         position.entry as u64,
                     );
                 });
-                if session.answered(cx) {
+                if session.answered(cx, send.bytes) {
                     Self::settle(session, cx, now);
                 }
             }
@@ -433,7 +433,7 @@ impl Sessions {
                 session.out.encode(|buf| {
                     encode::send_error(buf, send.client.id, send.error_sequence(), error, message);
                 });
-                if session.answered(cx) {
+                if session.answered(cx, send.bytes) {
                     Self::settle(session, cx, now);
                 }
             }

@@ -398,10 +398,10 @@ impl Topics {
             }
             Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
             Message::Terminate { from, token, topic } => self.terminate(cx, from, token, topic),
-            Message::Terminated { token, result, .. } => {
-                if !self.terminated_by_admin(cx, token, &result) {
-                    cx.effects.terminated.push((token, result));
-                }
+            Message::Terminated { token, result, .. }
+                if !self.terminated_by_admin(cx, token, &result) =>
+            {
+                cx.effects.terminated.push((token, result));
             }
             Message::FindTopic {
                 session,
