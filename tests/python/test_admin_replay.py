@@ -54,8 +54,11 @@ DIFFERS = {
     446: "Vela has no system topics",
     481: "ledgers have no metadata of their own",
     589: "subscriptions are looked at in the order of their names: another one is named",
+    590: "another partition may be named",
+    591: "another partition may be named",
     594: "follows 593",
     777: "follows 775",
+    799: "says what is wrong in words of its own",
     860: "clients make topics again at once, sooner or later than this call",
 }
 # Calls that are about what a call that is not served made.
