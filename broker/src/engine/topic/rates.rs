@@ -200,6 +200,7 @@ impl Topics {
     /// Takes over rates from settings and policies; removing or raising one lets its waiters go on at once.
     pub(crate) fn reconfigure(&mut self, cx: &mut Context, now: Now) {
         self.reconsider_unacked(cx);
+        self.reconsider_volatile(cx, now);
         let time = nanos(now);
         let (messages, bytes) = (
             cx.settings.broker_publisher_throttling_max_message_rate,
@@ -224,6 +225,17 @@ impl Topics {
             }
             self.release_rate(cx, Key::Group(index as u32), usize::MAX, now);
         }
+    }
+
+    /// A topic goes: whoever its rate holds goes on.
+    pub(super) fn end_rate(&mut self, cx: &mut Context, slot: u32, now: Now) {
+        if let Some(topic) = self.topics.get_mut(slot as usize)
+            && let Some(rate) = &mut topic.rate
+        {
+            rate.set(nanos(now), 0, 0);
+        }
+        self.release_rate(cx, Key::Topic(slot), usize::MAX, now);
+        self.rates.limited.remove(&slot);
     }
 
     /// Sets a topic's rate and group from its namespace and the settings.
