@@ -569,7 +569,8 @@ fn a_first_use_may_make_a_partitioned_topic() {
         partitions(&mut client, &mut world, base, true),
         (Some(4), None)
     );
-    assert!(world.stores("partitioned/non-persistent/public/default/parts"));
+    let key = "partitioned/non-persistent/public/default/parts";
+    assert_eq!(world.metadata(key).as_deref(), Some(&b"4"[..]));
     client.producer(&mut world, &format!("{base}-partition-3"), 2);
 }
 
