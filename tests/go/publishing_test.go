@@ -54,7 +54,7 @@ func TestBatchesKeepOrderAndShareAnEntry(t *testing.T) {
 }
 
 func TestKeyBasedBatches(t *testing.T) {
-	later(t, "Key_Shared", func(s *scenario) {
+	run(t, func(s *scenario) {
 		const keys, rounds = 20, 10
 		consumers := []pulsar.Consumer{
 			s.consumer(kind(pulsar.KeyShared), named("one")), s.consumer(kind(pulsar.KeyShared), named("two")),
@@ -200,7 +200,7 @@ func access(mode pulsar.ProducerAccessMode) func(*pulsar.ProducerOptions) {
 }
 
 func TestExclusiveProducer(t *testing.T) {
-	later(t, "producer access modes", func(s *scenario) {
+	run(t, func(s *scenario) {
 		only := s.producer(access(pulsar.ProducerAccessModeExclusive))
 		_, err := s.tryProducer(access(pulsar.ProducerAccessModeExclusive))
 		s.refused(err, "a second exclusive producer", "ProducerFenced")
@@ -215,7 +215,7 @@ func TestExclusiveProducer(t *testing.T) {
 }
 
 func TestProducersWaitForExclusive(t *testing.T) {
-	later(t, "producer access modes", func(s *scenario) {
+	run(t, func(s *scenario) {
 		holder := s.producer(access(pulsar.ProducerAccessModeWaitForExclusive))
 		type result struct {
 			producer pulsar.Producer
@@ -248,7 +248,7 @@ func TestProducersWaitForExclusive(t *testing.T) {
 }
 
 func TestDeduplication(t *testing.T) {
-	later(t, "deduplication", func(s *scenario) {
+	run(t, func(s *scenario) {
 		if external {
 			s.namespace(`{"deduplicationEnabled":true}`)
 		} else {

@@ -105,7 +105,7 @@ func TestReaderOfTheCompactedView(t *testing.T) {
 }
 
 func TestTableView(t *testing.T) {
-	later(t, "schemas", func(s *scenario) {
+	run(t, func(s *scenario) {
 		text := pulsar.NewStringSchema(nil)
 		producer := s.producer(func(o *pulsar.ProducerOptions) { o.Schema = text })
 		put := func(key, value string) { s.send(producer, &pulsar.ProducerMessage{Key: key, Value: value}) }

@@ -83,7 +83,7 @@ func (a *activity) is(name string) string {
 }
 
 func TestFailoverHandsOver(t *testing.T) {
-	later(t, "Failover", func(s *scenario) {
+	run(t, func(s *scenario) {
 		who := &activity{state: map[string]string{}}
 		join := func(name string) pulsar.Consumer {
 			return s.consumer(kind(pulsar.Failover), named(name), func(o *pulsar.ConsumerOptions) { o.EventListener = listener{name, who} })
@@ -177,7 +177,7 @@ func (s *scenario) inKeyOrder(payloads map[string][]string, keys, rounds int) {
 }
 
 func TestKeySharedKeepsAKeyOnOneConsumer(t *testing.T) {
-	later(t, "Key_Shared", func(s *scenario) {
+	run(t, func(s *scenario) {
 		const keys, rounds = 60, 10
 		var consumers []pulsar.Consumer
 		for n := range 3 {
@@ -195,7 +195,7 @@ func TestKeySharedKeepsAKeyOnOneConsumer(t *testing.T) {
 }
 
 func TestKeySharedHoldsAMovedKeyUntilItsMessagesAreAcked(t *testing.T) {
-	later(t, "Key_Shared", func(s *scenario) {
+	run(t, func(s *scenario) {
 		const keys = 30
 		first := s.consumer(kind(pulsar.KeyShared), named("first"))
 		producer := s.producer()
@@ -220,7 +220,7 @@ func TestKeySharedHoldsAMovedKeyUntilItsMessagesAreAcked(t *testing.T) {
 }
 
 func TestKeySharedStickyRanges(t *testing.T) {
-	later(t, "Key_Shared", func(s *scenario) {
+	run(t, func(s *scenario) {
 		sticky := func(low, high int) func(*pulsar.ConsumerOptions) {
 			policy, err := pulsar.NewKeySharedPolicySticky([]int{low, high})
 			s.must(err, "policy")

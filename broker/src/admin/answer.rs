@@ -1,10 +1,12 @@
 //! Answers as Apache Pulsar's web service gives them: JSON, `{"reason":...}`, and the pages for what no resource answers.
 
+use super::api;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// The answer of a request that could not be done.
 pub(super) struct Refusal(Box<Response>);
@@ -79,11 +81,125 @@ pub(super) fn malformed(message: &str) -> Response {
     (StatusCode::BAD_REQUEST, message.to_owned()).into_response()
 }
 
+/// 412 with a reason.
+pub(super) fn failed(text: &str) -> Refusal {
+    reason(StatusCode::PRECONDITION_FAILED, text).into()
+}
+
+/// Names that Pulsar gives tenants, namespaces and the like.
+pub(super) fn is_name(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_=:.".contains(c);
+    !name.is_empty() && name.len() <= 1024 && name.chars().all(allowed)
+}
+
+/// A whole number of a body.
+///
+/// # Errors
+/// 400 if it is none; text of one is taken, as in Pulsar.
+pub(super) fn integer(value: &Value, what: &str) -> Result<i64, Refusal> {
+    let number = match value {
+        Value::Number(number) => number.as_i64(),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    };
+    number.ok_or_else(|| malformed(&format!("{what} must be a whole number, not {value}")).into())
+}
+
+/// A boolean of a body; a number is true unless it is 0, as in Pulsar.
+///
+/// # Errors
+/// 400 if it is none.
+pub(super) fn boolean(value: &Value, what: &str) -> Result<bool, Refusal> {
+    let truth = match value {
+        Value::Bool(truth) => Some(*truth),
+        Value::Number(number) => Some(number.as_f64() != Some(0.0)),
+        Value::String(text) if text.eq_ignore_ascii_case("true") => Some(true),
+        Value::String(text) if text.eq_ignore_ascii_case("false") => Some(false),
+        _ => None,
+    };
+    truth.ok_or_else(|| malformed(&format!("{what} must be true or false, not {value}")).into())
+}
+
+/// A list of texts of a body; `null` is an empty one.
+///
+/// # Errors
+/// 400 if it is none.
+pub(super) fn strings(value: &Value, what: &str) -> Result<Vec<String>, Refusal> {
+    let wrong = || malformed(&format!("{what} must be a list of texts, not {value}"));
+    let list = match value {
+        Value::Null => return Ok(Vec::new()),
+        Value::Array(list) => list,
+        _ => return Err(wrong().into()),
+    };
+    let text = |item: &Value| item.as_str().map(str::to_owned);
+    let texts: Option<Vec<String>> = list.iter().map(text).collect();
+    Ok(texts.ok_or_else(wrong)?)
+}
+
+/// Named texts of a body; `null` is none.
+///
+/// # Errors
+/// 400 if it is something else.
+pub(super) fn string_map(value: &Value) -> Result<BTreeMap<String, String>, Refusal> {
+    let wrong = || malformed("properties must be a JSON object of texts");
+    let fields = match value {
+        Value::Null => return Ok(BTreeMap::new()),
+        Value::Object(fields) => fields,
+        _ => return Err(wrong().into()),
+    };
+    let mut map = BTreeMap::new();
+    for (key, value) in fields {
+        let text = match value {
+            Value::Null => continue,
+            Value::String(text) => text.clone(),
+            Value::Number(_) | Value::Bool(_) => value.to_string(),
+            _ => return Err(wrong().into()),
+        };
+        map.insert(key.clone(), text);
+    }
+    Ok(map)
+}
+
+/// An error without a reason: it gets a page.
+pub(super) fn bare(status: StatusCode) -> Response {
+    status.into_response()
+}
+
+/// What the page of an error says.
+#[derive(Clone)]
+struct Says(String);
+
+/// An error that gets a page, with something to say.
+pub(super) fn page_of(status: StatusCode, message: &str) -> Response {
+    let mut response = status.into_response();
+    response.extensions_mut().insert(Says(message.to_owned()));
+    response
+}
+
+/// No resource answered.
+#[derive(Clone)]
+struct Unrouted;
+
+/// The answer of a path that is not served.
+pub(super) async fn unrouted() -> Response {
+    let mut response = StatusCode::NOT_FOUND.into_response();
+    response.extensions_mut().insert(Unrouted);
+    response
+}
+
+fn not_served(method: &Method, path: &str) -> Response {
+    reason(
+        StatusCode::NOT_IMPLEMENTED,
+        &format!("{method} {path} is not served by this version of Vela"),
+    )
+}
+
 /// Around all resources: a path with and without a slash at its end is the same, OPTIONS is answered, and what no
 /// resource answered gets a page in a form that the client accepts.
 pub(super) async fn framework(mut request: Request, next: Next) -> Response {
     trim_slash(&mut request);
     let method = request.method().clone();
+    let path = request.uri().path().to_owned();
     let accept = accepted(request.headers());
     let host = request.headers().get(header::HOST).cloned();
     let url = format!(
@@ -95,7 +211,22 @@ pub(super) async fn framework(mut request: Request, next: Next) -> Response {
     );
     let mut response = next.run(request).await;
     let status = response.status();
-    if status == StatusCode::METHOD_NOT_ALLOWED {
+    let bare = !response.headers().contains_key(header::CONTENT_TYPE);
+    let unrouted = response.extensions().get::<Unrouted>().is_some();
+    if unrouted || bare && status == StatusCode::METHOD_NOT_ALLOWED {
+        if api::knows(&method, &path) {
+            return not_served(&method, &path);
+        }
+        if unrouted && let Some(methods) = api::methods(&path) {
+            let allow = HeaderValue::from_str(&methods).ok();
+            response = StatusCode::METHOD_NOT_ALLOWED.into_response();
+            response
+                .headers_mut()
+                .extend(allow.map(|allow| (header::ALLOW, allow)));
+        }
+    }
+    let status = response.status();
+    if bare && status == StatusCode::METHOD_NOT_ALLOWED {
         return not_allowed(response, &method, &accept, &url);
     }
     if status == StatusCode::OK
@@ -106,8 +237,13 @@ pub(super) async fn framework(mut request: Request, next: Next) -> Response {
         response = StatusCode::NOT_ACCEPTABLE.into_response();
     }
     let bare = !response.headers().contains_key(header::CONTENT_TYPE);
-    if bare && (status.is_client_error() || response.status() == StatusCode::NOT_ACCEPTABLE) {
-        return page(response.status(), &method, &accept, &url);
+    let status = response.status();
+    if bare && (status.is_client_error() || status.is_server_error()) {
+        let says = response
+            .extensions()
+            .get::<Says>()
+            .map(|says| says.0.clone());
+        return page(status, says.as_deref(), &method, &accept, &url);
     }
     response
 }
@@ -183,7 +319,7 @@ fn not_allowed(response: Response, method: &Method, accept: &Accept, url: &str) 
         return answer;
     }
     methods.retain(|name| *name != "HEAD");
-    let mut answer = page(StatusCode::METHOD_NOT_ALLOWED, method, accept, url);
+    let mut answer = page(StatusCode::METHOD_NOT_ALLOWED, None, method, accept, url);
     set_allow(&mut answer, &methods);
     answer
 }
@@ -195,20 +331,36 @@ fn set_allow(response: &mut Response, methods: &[&str]) {
 }
 
 /// The page of an error that no resource gave. Only reading methods and POST get one.
-fn page(status: StatusCode, method: &Method, accept: &Accept, url: &str) -> Response {
+fn page(
+    status: StatusCode,
+    says: Option<&str>,
+    method: &Method,
+    accept: &Accept,
+    url: &str,
+) -> Response {
     if !matches!(*method, Method::GET | Method::HEAD | Method::POST) {
         return status.into_response();
     }
-    let message = status.canonical_reason().unwrap_or("Error");
+    let message = says.or(status.canonical_reason()).unwrap_or("Error");
     let code = status.as_u16();
     if accept.wants_json() {
         let text = json!({ "message": message, "url": url, "status": code.to_string() });
         return (status, [(header::CONTENT_TYPE, JSON)], text.to_string()).into_response();
     }
-    let url = url
-        .replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;");
+    if !accept.takes("text/html") {
+        if !accept.takes("text/plain") {
+            return status.into_response();
+        }
+        let text = format!(
+            "HTTP ERROR {code} {message}\nURI: {url}\nSTATUS: {code}\nMESSAGE: {message}\n"
+        );
+        return (status, text).into_response();
+    }
+    let escape = |text: &str| {
+        let text = text.replace('&', "&amp;");
+        text.replace('<', "&lt;").replace('>', "&gt;")
+    };
+    let (url, message) = (escape(url), escape(message));
     let html = format!(
         "<html>\n<head>\n<title>Error {code} {message}</title>\n</head>\n<body>\n<h2>HTTP ERROR {code} {message}</h2>\n\
          <table>\n<tr><th>URI:</th><td>{url}</td></tr>\n</table>\n</body>\n</html>\n"

@@ -193,6 +193,11 @@ const MEMORY_COUNTERS: &[OfMemory] = &[
         help: "Connections closed because others waited for the memory of their slow frame",
         value: |memory| memory.frames_evicted,
     },
+    OfMemory {
+        name: "vela_frame_trickles_total",
+        help: "Times a frame began to come by a few bytes at a time",
+        value: |memory| memory.trickles,
+    },
 ];
 
 const BUFFERS: &str = "vela_buffer_memory_bytes";

@@ -1,19 +1,40 @@
-//! HTTP: health, metrics, configuration and rates, as Apache Pulsar's admin API has them. On a thread of its own, so
+//! HTTP: health, metrics, and Apache Pulsar's admin API. On a thread of its own, so
 //! that no request takes time from a core.
 
 mod answer;
+mod api;
+mod brokers;
+mod clusters;
 mod configuration;
+mod cores;
+mod lookup;
+mod messages;
 mod metrics;
+mod namespaces;
+mod params;
+mod partitioned;
+mod policies;
 mod rates;
+mod schemas;
+mod stats;
 mod store;
+mod subscriptions;
+mod target;
+mod tenants;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod topic_tests;
+mod topics;
+mod urls;
 
 use self::metrics::Metrics;
 use crate::config::Settings;
+use crate::engine::admin::{Asker, Request};
+use crate::engine::message::CoreId;
 use crate::store::meta::{MetaRequest, MetaResult};
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -22,8 +43,12 @@ use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use tokio::sync::oneshot;
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot};
 use vela_limiter::{HoldCounts, Reason};
+
+pub(crate) use self::clusters::CLUSTER;
+pub(crate) use self::tenants::TENANT;
 
 /// One core, as metrics show it.
 #[derive(Debug, Clone, Default)]
@@ -105,6 +130,8 @@ pub struct MemorySample {
     pub releases: u64,
     /// Connections closed because a frame made no progress.
     pub frames_stood: u64,
+    /// Times a frame began to come by a few bytes at a time.
+    pub trickles: u64,
     /// Connections closed because others waited for the memory of their slow frame.
     pub frames_evicted: u64,
 }
@@ -138,6 +165,35 @@ pub trait Broker: Send + Sync + 'static {
     /// Reads or changes metadata. `done` is called once, on any thread: with what was read, with an error, or after
     /// a change when every core goes by it.
     fn metadata(&self, request: MetaRequest, done: Box<dyn FnOnce(MetaResult) + Send>);
+    /// Where topics live, and where clients find them.
+    fn place(&self) -> Place;
+    /// Asks a core. The asker is answered once, on the core's thread.
+    ///
+    /// # Errors
+    /// What was asked, if the core's mailbox is full: try again.
+    fn ask(
+        &self,
+        core: CoreId,
+        asker: Asker,
+        request: Box<Request>,
+    ) -> Result<(), (Asker, Box<Request>)>;
+}
+
+/// Where topics live, and where clients find them.
+#[derive(Debug, Clone, Default)]
+pub struct Place {
+    /// How many cores there are.
+    pub cores: CoreId,
+    /// Shards of the data directory; shard `s` lives on core `s % cores`.
+    pub shards: u32,
+    /// Host name or address given to clients; `None`: the one they already use.
+    pub advertised: Option<String>,
+    /// Port of the binary protocol.
+    pub port: u16,
+    /// Port of HTTP.
+    pub web_port: u16,
+    /// A port of each core's own, by core; empty: there are none.
+    pub core_ports: Vec<u16>,
 }
 
 /// An answer, or one that says why there is none.
@@ -150,7 +206,20 @@ struct Shared {
     metrics: Arc<Metrics>,
     /// Held by who changes something: changes that look at several keys do not cross each other.
     changes: Arc<tokio::sync::Mutex<()>>,
+    /// Questions to cores under way.
+    in_flight: Arc<Semaphore>,
+    /// How long a question to a core may take.
+    limit: Duration,
 }
+
+impl Shared {
+    fn settings(&self) -> Arc<Settings> {
+        self.broker.configuration().settings
+    }
+}
+
+/// Largest body of a request, bytes.
+const BODY_MAX: usize = 1 << 20;
 
 /// The running HTTP server. Dropping it ends the server.
 #[derive(Debug)]
@@ -164,6 +233,14 @@ pub struct Server {
 /// # Errors
 /// If the thread or its event loop cannot be made.
 pub fn start(listener: TcpListener, broker: Arc<dyn Broker>) -> io::Result<Server> {
+    start_with(listener, broker, cores::LIMIT)
+}
+
+fn start_with(
+    listener: TcpListener,
+    broker: Arc<dyn Broker>,
+    limit: Duration,
+) -> io::Result<Server> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -173,7 +250,7 @@ pub fn start(listener: TcpListener, broker: Arc<dyn Broker>) -> io::Result<Serve
         tokio::net::TcpListener::from_std(listener)?
     };
     let (stop, stopped) = oneshot::channel();
-    let app = router(broker);
+    let app = router(broker, limit);
     let thread = std::thread::Builder::new()
         .name("vela-http".to_owned())
         .spawn(move || {
@@ -202,20 +279,41 @@ impl Drop for Server {
     }
 }
 
-fn router(broker: Arc<dyn Broker>) -> Router {
+fn router(broker: Arc<dyn Broker>, limit: Duration) -> Router {
     let cluster: Arc<str> = broker.configuration().settings.cluster_name.as_str().into();
     let shared = Shared {
         metrics: Arc::new(Metrics::new(&cluster)),
         cluster,
         broker,
         changes: Arc::default(),
+        in_flight: Arc::new(Semaphore::new(cores::IN_FLIGHT)),
+        limit,
     };
-    let resources = Router::new()
+    let mut resources = Router::new()
         .route("/admin/v2/brokers/health", get(health))
         .route("/admin/v2/brokers/ready", get(ready))
         .route("/metrics", get(render))
         .merge(configuration::routes())
         .merge(rates::routes())
+        .merge(brokers::routes())
+        .merge(clusters::routes())
+        .merge(tenants::routes())
+        .merge(namespaces::routes())
+        .merge(policies::routes())
+        .merge(lookup::routes())
+        .merge(schemas::routes());
+    for domain in ["persistent", "non-persistent"] {
+        let base = format!("/admin/v2/{domain}/{{tenant}}/{{namespace}}");
+        resources = resources
+            .merge(topics::routes(&base))
+            .merge(partitioned::routes(&base))
+            .merge(stats::routes(&base))
+            .merge(subscriptions::routes(&base))
+            .merge(messages::routes(&base));
+    }
+    let resources = resources
+        .fallback(answer::unrouted)
+        .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(shared);
     // The layer goes around a router of its own: it changes paths, which must happen before they are matched.
     Router::new()

@@ -1,6 +1,8 @@
 //! Publish rates of namespaces, and resource groups that namespaces share.
 
-use super::answer::{self, Refusal};
+use super::answer::{self, Refusal, failed, is_name};
+use super::clusters::document as policies;
+use super::namespaces::Policies;
 use super::{Answer, Shared};
 use crate::engine::metadata::{NAMESPACE, RESOURCE_GROUP};
 use crate::store::meta::Versioned;
@@ -54,34 +56,22 @@ pub(super) fn routes() -> Router<Shared> {
         )
 }
 
-type Policies = Map<String, Value>;
-
-fn policies(stored: &Versioned) -> Policies {
-    match serde_json::from_slice(&stored.value) {
-        Ok(Value::Object(policies)) => policies,
-        _ => Policies::new(),
-    }
-}
-
 fn missing(reason: &str) -> Refusal {
     answer::reason(StatusCode::NOT_FOUND, reason).into()
-}
-
-fn failed(reason: &str) -> Refusal {
-    answer::reason(StatusCode::PRECONDITION_FAILED, reason).into()
 }
 
 const NO_NAMESPACE: &str = "Namespace does not exist";
 const NO_GROUP: &str = "ResourceGroup does not exist";
 
 impl Shared {
-    async fn policies(&self, tenant: &str, name: &str) -> Result<Policies, Refusal> {
-        let found = self.get(format!("{NAMESPACE}{tenant}/{name}")).await?;
-        Ok(policies(&found.ok_or_else(|| missing(NO_NAMESPACE))?))
+    /// The policies of a namespace.
+    pub(super) async fn policies(&self, tenant: &str, name: &str) -> Result<Policies, Refusal> {
+        let found = self.namespace(&format!("{tenant}/{name}")).await?;
+        found.ok_or_else(|| missing(NO_NAMESPACE))
     }
 
     /// Changes the policies of a namespace; all of them that this code does not know stay as they are.
-    async fn change_policies(
+    pub(super) async fn change_policies(
         &self,
         tenant: &str,
         name: &str,
@@ -247,12 +237,6 @@ async fn group(State(shared): State<Shared>, Path(group): Path<String>) -> Answe
     let found = shared.get(format!("{RESOURCE_GROUP}{group}")).await?;
     let stored = policies(&found.ok_or_else(|| missing(NO_GROUP))?);
     Ok(answer::value(&Value::Object(stored)))
-}
-
-/// Names that Pulsar gives tenants, namespaces and the like.
-fn is_name(name: &str) -> bool {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_=:.".contains(c);
-    !name.is_empty() && name.chars().all(allowed)
 }
 
 /// Makes a group or changes it: a rate that is not given stays, in a new group it is -1, no limit.

@@ -86,9 +86,28 @@ impl Shared {
         value: String,
         expected: Option<u64>,
     ) -> Result<bool, StoreError> {
+        self.put_any(key, Bytes::from(value), expected).await
+    }
+
+    /// Sets a key that has the version `expected`. False: it has another one.
+    pub(super) async fn put_bytes(
+        &self,
+        key: String,
+        value: Bytes,
+        expected: u64,
+    ) -> Result<bool, StoreError> {
+        self.put_any(key, value, Some(expected)).await
+    }
+
+    async fn put_any(
+        &self,
+        key: String,
+        value: Bytes,
+        expected: Option<u64>,
+    ) -> Result<bool, StoreError> {
         let request = MetaRequest::Put {
             key,
-            value: Bytes::from(value),
+            value,
             expected,
         };
         match ask(&self.broker, request).await {

@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use super::*;
+use crate::engine::{self, Engine, EngineConfig, Message, Metadata, Now, ServiceAddress};
+use crate::store::log::{Lane, LaneConfig, LaneState};
 use crate::store::meta::{MemoryMeta, Meta, MetaReply};
 use bytes::Bytes;
 use std::io::{Read, Write};
@@ -9,10 +11,69 @@ use std::sync::Mutex;
 use std::time::Duration;
 use vela_limiter::Throttle;
 
-/// A broker without cores: metadata in memory, and a sample that tests change.
-struct Fake {
+/// A broker without threads: metadata in memory, an engine whose disk is done at once, and a sample that tests change.
+pub(super) struct Fake {
     sample: Mutex<Sample>,
     meta: Mutex<MemoryMeta>,
+    pub(super) engine: Mutex<Engine>,
+    /// What the core does with questions.
+    pub(super) core: Mutex<Core>,
+}
+
+/// What the core does with questions.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Core {
+    Answers,
+    /// Its mailbox is full.
+    Full,
+    /// It takes them and never answers.
+    Hangs,
+    /// It takes them; nothing becomes durable.
+    DiskHangs,
+}
+
+pub(super) const NOW: Now = Now {
+    ms: 1_000_000,
+    wall_ms: 1_700_000_000_000,
+};
+
+fn engine() -> Engine {
+    let config = EngineConfig {
+        core: 0,
+        cores: 1,
+        shards: 1,
+        settings: Arc::new(engine::Settings::default()),
+        service: ServiceAddress::default(),
+        log_budget: 1 << 20,
+        rates: Arc::new(crate::runtime::RateTable::default()),
+    };
+    let lane = Lane::new(0, 1, 1, LaneConfig::default());
+    Engine::new(
+        config,
+        vec![(0, lane, LaneState::default())],
+        Metadata::default(),
+    )
+}
+
+impl Fake {
+    /// Carries out what the engine wants, until it wants nothing more.
+    pub(super) fn run(&self, durable: bool) {
+        let mut engine = self.engine.lock().unwrap();
+        loop {
+            let more = engine.end_of_turn(NOW);
+            let effects = engine.effects();
+            for (asker, answer) in effects.admin.drain(..) {
+                asker.answer(answer);
+            }
+            let writes = std::mem::take(&mut effects.writes);
+            for (shard, chunk) in writes.iter().filter(|_| durable) {
+                engine.durable(*shard, chunk.seq(), NOW);
+            }
+            if !more && (writes.is_empty() || !durable) {
+                return;
+            }
+        }
+    }
 }
 
 impl Broker for Fake {
@@ -33,8 +94,13 @@ impl Broker for Fake {
     }
 
     fn metadata(&self, request: MetaRequest, done: Box<dyn FnOnce(MetaResult) + Send>) {
+        let changed = match &request {
+            MetaRequest::Put { key, value, .. } => Some((key.clone(), Some(value.clone()))),
+            MetaRequest::Delete { key, .. } => Some((key.clone(), None)),
+            _ => None,
+        };
         let mut meta = self.meta.lock().unwrap();
-        done(match request {
+        let reply = match request {
             MetaRequest::Get { key } => meta.get(&key).map(MetaReply::Value),
             MetaRequest::List { prefix } => meta.list(&prefix).map(MetaReply::List),
             MetaRequest::Put {
@@ -46,24 +112,61 @@ impl Broker for Fake {
                 meta.delete(&key, expected).map(|()| MetaReply::Deleted)
             }
             MetaRequest::NewEpoch => meta.new_epoch().map(MetaReply::Epoch),
-        });
+        };
+        if let Some((key, value)) = changed
+            && reply.is_ok()
+        {
+            let mut engine = self.engine.lock().unwrap();
+            engine.metadata_changed(&key, value.as_ref());
+        }
+        done(reply);
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            cores: 1,
+            shards: 1,
+            advertised: None,
+            port: 6650,
+            web_port: 8080,
+            core_ports: Vec::new(),
+        }
+    }
+
+    fn ask(
+        &self,
+        core: CoreId,
+        asker: Asker,
+        request: Box<Request>,
+    ) -> Result<(), (Asker, Box<Request>)> {
+        let does = *self.core.lock().unwrap();
+        match does {
+            Core::Full => return Err((asker, request)),
+            Core::Hangs => std::mem::forget(asker),
+            Core::Answers | Core::DiskHangs => {
+                let mail = vec![Message::Admin { asker, request }];
+                self.engine.lock().unwrap().mail(core, mail, NOW);
+                self.run(does == Core::Answers);
+            }
+        }
+        Ok(())
     }
 }
 
-struct Http {
-    fake: Arc<Fake>,
+pub(super) struct Http {
+    pub(super) fake: Arc<Fake>,
     port: u16,
     _server: Server,
 }
 
-struct Got {
-    status: u16,
+pub(super) struct Got {
+    pub(super) status: u16,
     head: String,
-    body: String,
+    pub(super) body: String,
 }
 
 impl Got {
-    fn header(&self, name: &str) -> Option<&str> {
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
             let (key, value) = line.split_once(": ")?;
             key.eq_ignore_ascii_case(name).then_some(value)
@@ -72,7 +175,11 @@ impl Got {
 }
 
 impl Http {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
+        Self::with(cores::LIMIT)
+    }
+
+    pub(super) fn with(limit: Duration) -> Self {
         let mut meta = MemoryMeta::default();
         meta.put("namespace/t/n", Bytes::from_static(b"{\"x\":1}"), None)
             .unwrap();
@@ -83,11 +190,13 @@ impl Http {
                 ..Sample::default()
             }),
             meta: Mutex::new(meta),
+            engine: Mutex::new(engine()),
+            core: Mutex::new(Core::Answers),
         });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let server = start(listener, Arc::clone(&fake) as Arc<dyn Broker>).unwrap();
+        let server = start_with(listener, Arc::clone(&fake) as Arc<dyn Broker>, limit).unwrap();
         Self {
             fake,
             port,
@@ -95,7 +204,7 @@ impl Http {
         }
     }
 
-    fn call(&self, method: &str, path: &str, headers: &str, body: &str) -> Got {
+    pub(super) fn call(&self, method: &str, path: &str, headers: &str, body: &str) -> Got {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(60)))
@@ -116,16 +225,16 @@ impl Http {
         }
     }
 
-    fn get(&self, path: &str) -> Got {
+    pub(super) fn get(&self, path: &str) -> Got {
         self.call("GET", path, "", "")
     }
 
-    fn json(&self, method: &str, path: &str, body: &str) -> Got {
+    pub(super) fn json(&self, method: &str, path: &str, body: &str) -> Got {
         self.call(method, path, "Content-Type: application/json\r\n", body)
     }
 
     /// Status and body, as most tests want them.
-    fn is(&self, method: &str, path: &str, status: u16, body: &str) {
+    pub(super) fn is(&self, method: &str, path: &str, status: u16, body: &str) {
         let got = self.call(method, path, "", "");
         assert_eq!((got.status, got.body.as_str()), (status, body), "{path}");
     }

@@ -236,6 +236,14 @@ settings! {
     default_num_partitions: u32 = 1,
     "defaultNumPartitions" in 1..=100000 as "partitions", dynamic;
 
+    /// Whether DELETE of a namespace with force=true deletes its topics too, whoever is connected.
+    force_delete_namespace_allowed: bool = false,
+    "forceDeleteNamespaceAllowed", dynamic;
+
+    /// Whether DELETE of a tenant with force=true deletes its namespaces too.
+    force_delete_tenant_allowed: bool = false,
+    "forceDeleteTenantAllowed", dynamic;
+
     /// Create a subscription when a consumer first names it.
     allow_auto_subscription_creation: bool = true,
     "allowAutoSubscriptionCreation", dynamic;
@@ -443,7 +451,7 @@ settings! {
     in_progress_request_frame_memory_limit_enabled: Mode = Mode::Auto,
     "inProgressRequestFrameMemoryLimitEnabled", dynamic;
 
-    /// From 75 % of that limit, stop connections that retain more than their share of it before all others.
+    /// From 75 % of that limit, stop connections that retain more than their share of it before all others; and where several connections publish, let none have more than its share of 3 MiB per core unanswered.
     memory_fairness: Switch = Switch::On,
     "memoryFairness";
 
@@ -472,7 +480,7 @@ settings! {
     "faultSyncDelaySeconds" in 0..=86400 as "seconds";
 
     /// A test aid, to see the broker while storage does nothing at all: log writes wait while this file exists. Empty: none.
-    fault_sync_hold_file: String = String::new(),
+    fault_sync_hold_file: Option<String> = None,
     "faultSyncHoldFile";
 
     /// Memory each core registers with the kernel for ring I/O; it counts three times against the memlock limit.

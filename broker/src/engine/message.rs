@@ -11,6 +11,7 @@ use vela_codec::Frame;
 use vela_limiter::Reason;
 use vela_proto::{BaseCommand, ServerError};
 
+use super::admin::{Answer, Asker, Request};
 use super::name::TopicName;
 use super::schema::Schema;
 use super::schema::registry::{Ask, Decided};
@@ -388,6 +389,12 @@ pub enum Message {
         topic: TopicName,
         result: Result<Position, TerminateError>,
     },
+
+    // Administration.
+    /// A question of HTTP. Answered by an effect, or by [`Message::AdminAnswer`].
+    Admin { asker: Asker, request: Box<Request> },
+    /// The answer to [`Message::Admin`], once what it waited for is durable.
+    AdminAnswer { asker: Asker, answer: Box<Answer> },
 
     // Topic to session.
     /// The producer is open.

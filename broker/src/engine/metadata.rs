@@ -9,7 +9,7 @@ use super::schema::SchemaPolicy;
 
 /// Keys of namespaces: `namespace/TENANT/NAMESPACE`.
 pub const NAMESPACE: &str = "namespace/";
-/// Keys of partitioned topics: `partitioned/DOMAIN/TENANT/NAMESPACE/TOPIC`, the value is the number of partitions in decimal.
+/// Keys of partitioned topics: `partitioned/DOMAIN/TENANT/NAMESPACE/TOPIC`, the value is a [`PartitionedTopic`].
 pub const PARTITIONED: &str = "partitioned/";
 
 /// Keys of topics' own policies: `topic-policies/DOMAIN/TENANT/NAMESPACE/TOPIC`, a JSON document with Pulsar's names. The partitions of a topic
@@ -35,6 +35,8 @@ pub struct NamespacePolicy {
     pub publish_rate: Option<Rate>,
     /// The resource group that the namespace belongs to.
     pub resource_group: Option<String>,
+    /// It is being deleted.
+    pub deleted: bool,
     /// Deduplication; `None` = the broker's default. So for the limits below.
     pub deduplication: Option<bool>,
     /// Messages must be encrypted.
@@ -51,6 +53,45 @@ pub struct NamespacePolicy {
     pub max_delivery_delay_ms: Option<u64>,
     /// Which schemas its topics take.
     pub schema: SchemaPolicy,
+}
+
+/// A partitioned topic as the metadata store has it: the number of partitions in decimal, or a JSON document
+/// `{"partitions":N,"properties":{...}}` if it has properties.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct PartitionedTopic {
+    /// Number of partitions.
+    pub count: u32,
+    /// Properties that it was given.
+    pub properties: BTreeMap<String, String>,
+}
+
+impl PartitionedTopic {
+    /// Reads a stored value; `None` if it makes no sense.
+    pub fn read(value: &Bytes) -> Option<PartitionedTopic> {
+        let text = std::str::from_utf8(value).ok()?;
+        if let Ok(count) = text.parse() {
+            let properties = BTreeMap::new();
+            return Some(PartitionedTopic { count, properties });
+        }
+        let document = document(value);
+        let count = document.get("partitions")?.as_u64()?;
+        let properties = document.get("properties").and_then(|p| p.as_object());
+        let properties = properties.into_iter().flatten();
+        Some(PartitionedTopic {
+            count: u32::try_from(count).ok()?,
+            properties: properties
+                .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+                .collect(),
+        })
+    }
+
+    /// The value to store.
+    pub fn write(&self) -> String {
+        if self.properties.is_empty() {
+            return self.count.to_string();
+        }
+        serde_json::json!({ "partitions": self.count, "properties": self.properties }).to_string()
+    }
 }
 
 /// What the engine reads of a topic's own policies; `None` = what its namespace says.
@@ -86,10 +127,10 @@ impl Metadata {
     /// Takes over one key of the metadata store; keys of other tables and values that make no sense are left alone.
     pub fn apply(&mut self, key: &str, value: Option<&Bytes>) {
         if let Some(namespace) = key.strip_prefix(NAMESPACE) {
-            match value {
-                Some(value) => self
-                    .namespaces
-                    .insert(namespace.to_owned(), NamespacePolicy::read(value)),
+            // One that is being deleted is there no more, for clients.
+            let policy = value.map(NamespacePolicy::read);
+            match policy.filter(|policy| !policy.deleted) {
+                Some(policy) => self.namespaces.insert(namespace.to_owned(), policy),
                 None => self.namespaces.remove(namespace),
             };
         } else if let Some(group) = key.strip_prefix(RESOURCE_GROUP) {
@@ -108,11 +149,8 @@ impl Metadata {
                 None => self.topics.remove(topic),
             };
         } else if let Some(topic) = key.strip_prefix(PARTITIONED) {
-            match value
-                .and_then(|v| std::str::from_utf8(v).ok())
-                .and_then(|v| v.parse().ok())
-            {
-                Some(count) => self.partitioned.insert(topic.to_owned(), count),
+            match value.and_then(PartitionedTopic::read) {
+                Some(found) => self.partitioned.insert(topic.to_owned(), found.count),
                 None => self.partitioned.remove(topic),
             };
         }
@@ -184,6 +222,7 @@ impl NamespacePolicy {
                     "publishThrottlingRateInByte",
                 )
             }),
+            deleted: policies.get("deleted") == Some(&serde_json::Value::Bool(true)),
             resource_group: policies
                 .get("resource_group_name")
                 .and_then(|name| name.as_str())
@@ -286,6 +325,27 @@ pub(crate) fn may_be_partitioned(name: &TopicName) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_partitioned_topic_is_read_as_it_was_written() {
+        for value in ["3", r#"{"partitions":3,"properties":{"a":"b"}}"#] {
+            let topic = PartitionedTopic::read(&Bytes::from(value)).unwrap();
+            assert_eq!((topic.count, topic.write().as_str()), (3, value));
+        }
+        for value in ["", "-1", "{}", r#"{"partitions":4294967296}"#] {
+            assert_eq!(PartitionedTopic::read(&Bytes::from(value)), None, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_is_being_deleted_is_gone() {
+        let mut metadata = Metadata::default();
+        metadata.apply("namespace/a/b", Some(&Bytes::from_static(b"{}")));
+        assert!(metadata.has_namespace("a/b"));
+        let deleted = Bytes::from_static(b"{\"deleted\":true}");
+        metadata.apply("namespace/a/b", Some(&deleted));
+        assert!(!metadata.has_namespace("a/b"));
+    }
 
     #[test]
     fn partitions_are_checked_by_base_and_index() {

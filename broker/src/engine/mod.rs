@@ -3,6 +3,7 @@
 //! One [`Engine`] per core. It takes events and the time, changes its state, and leaves effects for whoever drives it: the runtime carries them
 //! out on sockets and disks, the simulator on imagined ones. It never waits, locks, reads a clock or draws a random number.
 
+pub mod admin;
 pub mod context;
 pub mod message;
 pub mod metadata;
@@ -117,6 +118,7 @@ impl Engine {
                 pending_bytes_limit: 0,
                 pending_bytes: 0,
                 bytes_held: false,
+                publishers: context::Publishers::default(),
                 rate_limited: false,
                 settings: Arc::clone(&config.settings),
                 service: config.service,
@@ -343,13 +345,36 @@ impl Engine {
     fn run_messages(&mut self, now: Now) {
         // Bounded by what the turn's events brought: a message leads to answers, never to itself.
         while let Some(message) = self.cx.local.pop_front() {
-            if let Message::AskSchema(ask) = message {
-                self.schemas.ask(&mut self.cx, *ask, now);
-            } else if message.is_for_session() {
+            let message = match message {
+                Message::Admin { asker, request } => {
+                    self.admin(asker, *request, now);
+                    continue;
+                }
+                Message::AdminAnswer { asker, answer } => {
+                    self.cx.effects.admin.push((asker, *answer));
+                    continue;
+                }
+                Message::AskSchema(ask) => {
+                    self.schemas.ask(&mut self.cx, *ask, now);
+                    continue;
+                }
+                message => message,
+            };
+            if message.is_for_session() {
                 self.sessions.message(&mut self.cx, message, now);
             } else {
                 self.topics.message(&mut self.cx, message, now);
             }
+        }
+    }
+
+    fn admin(&mut self, asker: admin::Asker, request: admin::Request, now: Now) {
+        match request {
+            admin::Request::Sessions(sessions) => {
+                let answer = admin::Answer::Sessions(self.sessions.describe(&sessions));
+                self.cx.effects.admin.push((asker, answer));
+            }
+            request => self.topics.admin(&mut self.cx, asker, request, now),
         }
     }
 

@@ -46,6 +46,8 @@ pub struct Settings {
     pub pause_receiving_cooldown_period_ms: u32,
     /// Bytes of unanswered SENDs at which connections wait, over all cores; 0 or less = no limit.
     pub max_message_publish_buffer_bytes: i64,
+    /// Connections with more than their share of the unanswered SENDs wait for their own.
+    pub memory_fairness: bool,
     /// What throttles do with frames that have been read.
     pub publish_pacing: PublishPacing,
     /// Publish rate of each topic, messages per second; 0 = no limit. A namespace's own rate wins.
@@ -161,6 +163,7 @@ impl Default for Settings {
             pause_receiving_cooldown_permits: 5,
             pause_receiving_cooldown_period_ms: 10,
             max_message_publish_buffer_bytes: 0,
+            memory_fairness: true,
             publish_pacing: PublishPacing::Frame,
             max_publish_rate_per_topic_in_messages: 0,
             max_publish_rate_per_topic_in_bytes: 0,

@@ -445,6 +445,9 @@ impl<W: Wal> Disk<W> {
 impl<W: Wal + 'static> Storage<Engine> for Disk<W> {
     fn carry_out(&mut self, engine: &mut Engine, now: Now) -> bool {
         let effects = engine.effects();
+        for (asker, answer) in effects.admin.drain(..) {
+            asker.answer(answer);
+        }
         if effects.writes.is_empty()
             && effects.reads.is_empty()
             && effects.checkpoints.is_empty()

@@ -5,7 +5,7 @@
 
 use super::capacity;
 use crate::admin::Configuration;
-use crate::config::{self, BufferSize, Settings, TopicType, definition};
+use crate::config::{self, BufferSize, Settings, Switch, TopicType, definition};
 use crate::engine::{self, AutoTopicType};
 use crate::logging;
 use std::collections::BTreeMap;
@@ -176,6 +176,7 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_pending_publish_requests_per_connection: to_u32(
             settings.max_pending_publish_requests_per_connection,
         ),
+        memory_fairness: settings.memory_fairness == Switch::On,
         pause_receiving_if_unwritable: settings
             .pulsar_channel_pause_receiving_requests_if_unwritable,
         write_buffer_high_water_mark: to_u32(settings.pulsar_channel_write_buffer_high_water_mark),

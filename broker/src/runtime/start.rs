@@ -13,7 +13,7 @@ use super::post::Post;
 use super::preflight;
 use super::rates::RateTable;
 use super::web::Web;
-use crate::admin;
+use crate::admin::{self, Place};
 use crate::config::{self, CorePorts, Settings, Switch, Sync};
 use crate::engine::{self, Engine, EngineConfig, Message, Metadata, ServiceAddress, SharedRates};
 use crate::store::file::{Faults, FileOptions, FileWal, Operation, SyncMode};
@@ -38,6 +38,10 @@ use vela_limiter::{BufferMemory, MemoryLimiter};
 
 /// Namespaces that are there from the start, as in a Pulsar standalone.
 const NAMESPACES: [&str; 3] = ["public/default", "public/functions", "pulsar/system"];
+/// Their tenants.
+const TENANTS: [&str; 2] = ["public", "pulsar"];
+/// Key of the metadata store that says that these were made.
+const FURNISHED: &str = "furnished";
 /// Metadata requests of all cores that may wait.
 const META_REQUESTS: usize = 1024;
 /// Room of a chunk beside its records' payloads, in bytes.
@@ -70,7 +74,7 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         epochs,
         metadata,
         overrides,
-    } = open_metadata(data.path(), data.shards())?;
+    } = open_metadata(data.path(), data.shards(), &settings.cluster_name)?;
     let dynamic = Arc::new(Dynamic::new(settings.clone(), overrides));
     let settings = dynamic.settings();
     let settings = settings.as_ref();
@@ -107,6 +111,14 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         intake,
         dynamic: Arc::clone(&dynamic),
         meta,
+        place: Place {
+            cores,
+            shards: data.shards(),
+            advertised: settings.advertised_address.clone(),
+            port: ports.shared_port,
+            web_port: ports.web_port,
+            core_ports: ports.core_ports.clone(),
+        },
     };
     let opened = open_doors(ports, settings, Arc::new(web));
     let (web, doors, addresses) = match opened {
@@ -211,7 +223,7 @@ struct Opened {
 }
 
 /// Opens the metadata store and takes an epoch for each lane: ledger ids are made of it, so those of all lanes differ.
-fn open_metadata(dir: &Path, shards: u32) -> Result<Opened, StartError> {
+fn open_metadata(dir: &Path, shards: u32, cluster: &str) -> Result<Opened, StartError> {
     let fail = |cause: MetaError| StartError::DataDir {
         path: dir.to_path_buf(),
         cause: cause.to_string(),
@@ -221,13 +233,7 @@ fn open_metadata(dir: &Path, shards: u32) -> Result<Opened, StartError> {
         .map(|_| meta.new_epoch())
         .collect::<Result<Vec<_>, _>>();
     let epochs = epochs.map_err(fail)?;
-    for namespace in NAMESPACES {
-        let key = format!("{}{namespace}", engine::metadata::NAMESPACE);
-        match meta.put(&key, Bytes::from_static(b"{}"), Some(0)) {
-            Ok(_) | Err(MetaError::Conflict { .. }) => {}
-            Err(error) => return Err(fail(error)),
-        }
-    }
+    furnish(&mut meta, cluster).map_err(fail)?;
     let mut metadata = Metadata::default();
     for prefix in [
         engine::metadata::NAMESPACE,
@@ -250,6 +256,33 @@ fn open_metadata(dir: &Path, shards: u32) -> Result<Opened, StartError> {
         metadata,
         overrides,
     })
+}
+
+/// Gives a new data directory what a Pulsar standalone begins with. What is deleted later stays deleted.
+fn furnish(meta: &mut RedbMeta, cluster: &str) -> Result<(), MetaError> {
+    if meta.get(FURNISHED)?.is_some() {
+        return Ok(());
+    }
+    let tenant = serde_json::json!({ "adminRoles": [], "allowedClusters": [cluster] }).to_string();
+    let mut keys = vec![(format!("{}{cluster}", admin::CLUSTER), "{}".to_owned())];
+    for namespace in NAMESPACES {
+        keys.push((
+            format!("{}{namespace}", engine::metadata::NAMESPACE),
+            "{}".to_owned(),
+        ));
+    }
+    for name in TENANTS {
+        keys.push((format!("{}{name}", admin::TENANT), tenant.clone()));
+    }
+    // Last: a start that was cut short goes on here at the next.
+    keys.push((FURNISHED.to_owned(), "1".to_owned()));
+    for (key, value) in keys {
+        match meta.put(&key, Bytes::from(value), Some(0)) {
+            Ok(_) | Err(MetaError::Conflict { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 type OpenLane = (FileWal, Lane, LaneState);
@@ -371,7 +404,7 @@ struct SlowWrites {
 impl SlowWrites {
     fn of(settings: &Settings) -> Option<Arc<dyn Faults>> {
         let hold = &settings.fault_sync_hold_file;
-        if settings.fault_sync_delay_millis == 0 && hold.is_empty() {
+        if settings.fault_sync_delay_millis == 0 && hold.is_none() {
             return None;
         }
         let seconds = settings.fault_sync_delay_seconds;
@@ -381,7 +414,7 @@ impl SlowWrites {
         Some(Arc::new(Self {
             delay: Duration::from_millis(settings.fault_sync_delay_millis),
             until: (seconds > 0).then(|| Instant::now() + Duration::from_secs(seconds)),
-            hold: (!hold.is_empty()).then(|| PathBuf::from(hold)),
+            hold: hold.as_ref().map(PathBuf::from),
         }))
     }
 }

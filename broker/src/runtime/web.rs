@@ -5,8 +5,10 @@ use super::dynamic::Dynamic;
 use super::memory::Intake;
 use super::port::Figures;
 use super::post::Post;
-use crate::admin::{Broker, Configuration, CoreSample, MemorySample, Sample};
+use crate::admin::{Broker, Configuration, CoreSample, MemorySample, Place, Sample};
 use crate::engine::Message;
+use crate::engine::admin::{Asker, Request};
+use crate::engine::message::CoreId;
 use crate::store::meta::{MetaError, MetaRequest, MetaResult};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -21,6 +23,7 @@ pub(super) struct Web {
     pub(super) dynamic: Arc<Dynamic>,
     /// Weak: the store closes with the last core, not with a connection of HTTP.
     pub(super) meta: Weak<SharedMeta>,
+    pub(super) place: Place,
 }
 
 impl Broker for Web {
@@ -73,6 +76,30 @@ impl Broker for Web {
             None => done(Err(MetaError::Closed)),
         }
     }
+
+    fn place(&self) -> Place {
+        self.place.clone()
+    }
+
+    fn ask(
+        &self,
+        core: CoreId,
+        asker: Asker,
+        request: Box<Request>,
+    ) -> Result<(), (Asker, Box<Request>)> {
+        // A stopping core takes no more; dropping the asker says so.
+        if self.post.is_stopping() {
+            return Ok(());
+        }
+        let mail = vec![Message::Admin { asker, request }];
+        match self.post.send(core, core, mail) {
+            Ok(()) => Ok(()),
+            Err(mut back) => match back.pop() {
+                Some(Message::Admin { asker, request }) => Err((asker, request)),
+                _ => Ok(()),
+            },
+        }
+    }
 }
 
 fn memory_sample(intake: &Intake) -> MemorySample {
@@ -97,5 +124,6 @@ fn memory_sample(intake: &Intake) -> MemorySample {
         releases,
         frames_stood: stood,
         frames_evicted: evicted,
+        trickles: intake.trickles.load(std::sync::atomic::Ordering::Relaxed),
     }
 }

@@ -271,6 +271,9 @@ impl World {
         for id in effects.dirty {
             if let Some(peer) = self.peer_of(index, id) {
                 self.conns[peer].dirty = true;
+                if self.conns[peer].stuck {
+                    self.cores[usize::from(index)].engine.blocked(id, now);
+                }
             }
         }
         for id in effects.close {
@@ -336,6 +339,32 @@ impl World {
                     self.struck += u64::from(drop);
                     !drop
                 });
+            }
+            Fault::DoubleFlow | Fault::DropFlow | Fault::StaleFlow => {
+                let mail = std::mem::take(batch);
+                for message in mail {
+                    let Message::Flow {
+                        mut client,
+                        permits,
+                    } = message
+                    else {
+                        batch.push(message);
+                        continue;
+                    };
+                    self.chances += 1;
+                    let hit = self.chances.is_multiple_of(3);
+                    self.struck += u64::from(hit);
+                    let copies = match self.config.fault {
+                        Fault::DoubleFlow if hit => 2,
+                        Fault::DropFlow if hit => 0,
+                        _ => 1,
+                    };
+                    if self.config.fault == Fault::StaleFlow && hit {
+                        client.incarnation += 1;
+                    }
+                    let flows = (0..copies).map(|_| Message::Flow { client, permits });
+                    batch.extend(flows);
+                }
             }
             Fault::ReorderMail if batch.len() > 1 => {
                 self.chances += 1;

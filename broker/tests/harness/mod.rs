@@ -76,6 +76,12 @@ pub enum Fault {
     DropRelease,
     /// Every `Written` between cores is lost.
     DropWritten,
+    /// Every third `Flow` between cores counts twice.
+    DoubleFlow,
+    /// Every third `Flow` between cores is lost.
+    DropFlow,
+    /// A `Flow` between cores may be for the consumer that its session has opened next.
+    StaleFlow,
     /// One frame in sixty-four is never freed.
     LeakRoot,
     /// Now and then two neighbouring messages from one core to another change places.

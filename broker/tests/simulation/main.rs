@@ -20,6 +20,7 @@ mod hear;
 mod key_shared;
 mod limits;
 mod model;
+mod permits;
 mod producing;
 mod publish;
 mod rates;

@@ -94,6 +94,9 @@ fn planted_faults_are_found() {
         Fault::ReceiptBeforeSync,
         Fault::DropRelease,
         Fault::DropWritten,
+        Fault::DoubleFlow,
+        Fault::DropFlow,
+        Fault::StaleFlow,
         Fault::LeakRoot,
         Fault::ReorderMail,
     ];

@@ -6,7 +6,7 @@ use vela_broker::store::memory::Kept;
 use vela_proto::{self as proto, BaseCommand, ServerError, base_command::Type};
 
 use crate::harness::client::{Client, say};
-use crate::harness::{World, WorldConfig};
+use crate::harness::{Step, World, WorldConfig};
 
 fn world() -> World {
     World::new(WorldConfig {
@@ -579,4 +579,65 @@ fn questions_about_schemas_are_answered_in_order_and_one_at_a_time() {
         open(&mut world, &mut client, &topic, 2, Some(too_large)),
         Err(REFUSED)
     );
+}
+
+/// Everything but the metadata store goes on.
+fn run_without_store(world: &mut World) {
+    for _ in 0..1_000_000 {
+        let steps = world.steps();
+        let Some(step) = steps.into_iter().find(|step| *step != Step::Metadata) else {
+            return;
+        };
+        world.apply(step, usize::MAX);
+    }
+    panic!("the world does not come to rest");
+}
+
+#[test]
+fn questions_that_wait_for_the_store_are_bounded_in_number_and_in_bytes() {
+    for (count, size, waiting) in [(4200, 10, 4096), (70, 1_000_000, 67)] {
+        let mut world = World::new(WorldConfig {
+            cores: 1,
+            shards: 1,
+            ..WorldConfig::default()
+        });
+        let mut client = Client::connect(&mut world, 0);
+        for n in 0..count {
+            let schema = proto::Schema {
+                schema_data: vec![b'x'; size].into(),
+                ..of(SchemaType::None)
+            };
+            client.say(&mut world, &producer(&format!("t{n}"), n, n, Some(schema)));
+            run_without_store(&mut world);
+        }
+        client.listen(&mut world);
+        let refused = client.inbox.len() as u64;
+        assert_eq!(refused, count - waiting);
+        for answer in std::mem::take(&mut client.inbox) {
+            let error = answer.command.error.unwrap();
+            assert_eq!(error.error, ServerError::ServiceNotReady as i32);
+            assert!(error.message.contains("limits are"), "{}", error.message);
+        }
+        // Those that waited are served, and there is room again.
+        world.run_until_idle();
+        client.listen(&mut world);
+        let opened = std::mem::take(&mut client.inbox);
+        assert_eq!(opened.len() as u64, waiting);
+        assert!(
+            opened
+                .iter()
+                .all(|answer| answer.command.producer_success.is_some())
+        );
+        let name = format!("t{}", count - 1);
+        assert_eq!(
+            open(
+                &mut world,
+                &mut client,
+                &name,
+                count - 1,
+                Some(of(SchemaType::None))
+            ),
+            Ok(version(0))
+        );
+    }
 }

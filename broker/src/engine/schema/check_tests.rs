@@ -55,6 +55,8 @@ fn primitive_types_have_no_definition() {
             "{error}"
         );
     }
+    assert!(schema(SchemaType::String, "null").validate().is_ok());
+    assert!(schema(SchemaType::Int8, "null").validate().is_err());
     assert!(schema(SchemaType::None, "abc").validate().is_ok());
     assert!(schema(SchemaType::External, "abc").validate().is_ok());
     assert!(schema(SchemaType::AutoConsume, "").validate().is_err());

@@ -143,6 +143,7 @@ impl Session {
 
     fn connect(&mut self, cx: &mut Context, connect: &proto::CommandConnect) {
         self.version = connect.protocol_version.unwrap_or(0).min(PROTOCOL_VERSION);
+        self.client_version = super::peers::short(&connect.client_version);
         self.stage = Stage::Connected;
         self.follow_pending_bytes(cx, cx.bytes_held);
         let watchers = cx.settings.enable_broker_topic_list_watcher

@@ -9,6 +9,7 @@ mod commands;
 mod listing;
 mod lookup;
 mod outbound;
+mod peers;
 mod publish;
 mod schemas;
 pub(super) mod throttling;
@@ -82,6 +83,8 @@ pub(super) struct Session {
     local: SocketAddr,
     stage: Stage,
     version: i32,
+    /// What the client says it is, for statistics.
+    client_version: String,
     producers: BTreeMap<u64, Client>,
     consumers: BTreeMap<u64, Client>,
     /// Producers that the broker closed: SENDs that cross the notice are dropped until the time given.
@@ -245,6 +248,7 @@ impl Sessions {
             local,
             stage: Stage::Start,
             version: 0,
+            client_version: String::new(),
             producers: BTreeMap::new(),
             consumers: BTreeMap::new(),
             closed_by_broker: BTreeMap::new(),

@@ -56,7 +56,7 @@ impl Session {
         let (client_ref, core) = (self.client_ref(client, send.producer_id), client.core);
         let client_volatile = client.volatile;
         let bytes = frame.rest().len() as u32;
-        self.publish_begun(cx, bytes);
+        self.publish_begun(cx, bytes, now);
         // Rates are charged by what the client says; a batch cannot hold more messages than fit into the largest one.
         let most = cx.settings.max_message_size / SMALLEST_IN_BATCH;
         let num_messages = (send.num_messages.max(1) as u32).min(most.max(1));

@@ -99,6 +99,11 @@ impl Sweep {
         self.at
     }
 
+    /// The topic is gone.
+    pub(super) fn forget(&mut self, slot: u32) {
+        self.topics.remove(&slot);
+    }
+
     fn watch(&mut self, slot: u32, now: Now) {
         self.topics.insert(slot);
         self.at.get_or_insert(now.ms + SWEEP_MS);

@@ -184,6 +184,14 @@ struct Chosen {
     ack_set: Vec<i64>,
 }
 
+/// Messages in a stored entry, at least one.
+pub(super) fn stored_messages(data: &[u8]) -> u32 {
+    match content(data, false) {
+        Content::Messages { count, .. } => count,
+        Content::Hidden => 1,
+    }
+}
+
 /// The batch size of a stored entry, if it is in memory and a batch.
 pub(super) fn stored_batch_size(
     state: &TopicState,

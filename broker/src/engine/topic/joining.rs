@@ -250,7 +250,7 @@ impl Topics {
             let mark_delete = mark_delete(&topic.state, sub);
             sub.rewind(mark_delete);
             if sub.cursor.is_none() {
-                if seeking {
+                if seeking && !topic.is_volatile() {
                     let until = now.ms + ORPHAN_MS;
                     sub.orphaned_until = Some(until);
                     self.orphans.insert((until, slot, sub_slot));

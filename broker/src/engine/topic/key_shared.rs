@@ -27,7 +27,6 @@ pub(super) struct KeyShared {
 }
 
 /// The keys of a subscription, for statistics.
-#[allow(dead_code, reason = "see KeyShared::statistics")]
 #[derive(Debug)]
 pub(super) struct KeyStatistics {
     /// `keySharedMode`.
@@ -41,7 +40,6 @@ pub(super) struct KeyStatistics {
 }
 
 /// The keys of one consumer, for statistics.
-#[allow(dead_code, reason = "see KeyShared::statistics")]
 #[derive(Default, Debug)]
 pub(super) struct ConsumerKeys {
     /// `keyHashRangeArrays`.
@@ -93,10 +91,6 @@ impl KeyShared {
     }
 
     /// What statistics tell. It looks at every slot that is out.
-    #[allow(
-        dead_code,
-        reason = "the protocol's CONSUMER_STATS has no room for it; the admin API's statistics do"
-    )]
     pub(super) fn statistics(&self) -> KeyStatistics {
         let mut consumers: BTreeMap<u32, ConsumerKeys> = BTreeMap::new();
         for (slots, owner) in self.keys.shares() {

@@ -42,6 +42,8 @@ pub(super) enum Pending {
     },
     /// Any other answer.
     Post { core: CoreId, message: Box<Message> },
+    /// Nothing in front of this names a deleted topic's slot any more.
+    Vacate { topic: u32 },
 }
 
 /// A log lane and its queue. The queue is bounded by the lane: what is appended and not durable is.
@@ -260,6 +262,10 @@ impl Topics {
                     message: BROKEN.into(),
                 }
             }
+            Message::AdminAnswer { asker, .. } => Message::AdminAnswer {
+                asker,
+                answer: Box::new(crate::engine::admin::Answer::Failed(BROKEN.into())),
+            },
             Message::Terminated { token, topic, .. } => Message::Terminated {
                 token,
                 topic,
@@ -330,6 +336,7 @@ impl Topics {
                 self.producer_answered(cx, client, topic, producer);
             }
             Pending::Post { core, message } => self.answer(cx, core, *message),
+            Pending::Vacate { topic } => self.vacate(topic),
         }
     }
 
@@ -366,7 +373,9 @@ impl Topics {
                     self.producer_answered(cx, send.client, topic, producer);
                 }
                 Pending::Post { core, message } => self.answer_lost(cx, core, *message),
-                refused @ Pending::Refused { .. } => self.settle(cx, refused),
+                other @ (Pending::Refused { .. } | Pending::Vacate { .. }) => {
+                    self.settle(cx, other)
+                }
             }
         }
         let Some(seat) = self.lanes.get_mut(index) else {
@@ -435,7 +444,7 @@ impl Topics {
             .topics
             .iter()
             .map(|(_, topic)| topic)
-            .filter(|topic| topic.log() == Some(index))
+            .filter(|topic| topic.log() == Some(index) && !topic.deleted)
             .map(|topic| &topic.state);
         let mut states: Vec<_> = topics.collect();
         states.sort_unstable_by_key(|state| state.id);
@@ -488,6 +497,7 @@ impl Topics {
         let lives = |segment: &&Segment| {
             topics.iter().any(|(_, topic)| {
                 topic.lane == index
+                    && !topic.deleted
                     && topic
                         .state
                         .ledgers

@@ -2,6 +2,7 @@
 
 mod access;
 mod ack;
+mod admin;
 mod chunks;
 mod dedup;
 mod dispatch;
@@ -39,10 +40,12 @@ use vela_limiter::Reason;
 use vela_proto::ServerError;
 
 use self::access::Access;
+use self::admin::Inquiry;
 use self::dedup::{Gone, Sweep};
 pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
 use self::limits::Limits;
+use self::meter::Traffic;
 use self::openings::{ProbeFor, Seat};
 use self::operation::Operation;
 use self::producer::Producer;
@@ -86,15 +89,18 @@ pub(super) struct Topic {
     /// Questions that need entries which are not in memory.
     operations: Vec<Operation>,
     names_made: u64,
+    /// What was published since it was loaded.
+    inbound: Traffic,
+    /// Entries published since it was loaded.
+    entries_added: u64,
+    /// Questions of administration that need entries which are not in memory.
+    inquiries: Vec<Inquiry>,
+    /// It was deleted; its slot stays taken until nothing in the log's queue names it.
+    deleted: bool,
     /// It was terminated, and that is durable.
     ended: bool,
     /// Subscriptions whose consumers know that nothing more comes.
     end_told: BTreeSet<u32>,
-    pub(super) messages_in: u64,
-    /// Entries taken, of a non-persistent topic.
-    entries_in: u64,
-    /// Messages that no consumer could take, of a non-persistent topic.
-    dropped: u64,
     /// Since when nobody was seen to use a non-persistent topic, monotonic milliseconds.
     unused_since: Option<u64>,
     /// Its publish rate, if it has one or had one.
@@ -122,11 +128,12 @@ impl Topic {
             sub_names: BTreeMap::new(),
             operations: Vec::new(),
             names_made: 0,
+            inbound: Traffic::default(),
+            entries_added: 0,
+            inquiries: Vec::new(),
+            deleted: false,
             ended: state.terminated.is_some(),
             end_told: BTreeSet::new(),
-            messages_in: 0,
-            entries_in: 0,
-            dropped: 0,
             unused_since: None,
             rate: None,
             group: None,
@@ -210,6 +217,9 @@ pub(super) struct Topics {
     deciding: FxHashMap<ClientKey, Opening>,
     /// Namespaces that cores watch, and how many watchers each has.
     watched: BTreeMap<String, BTreeMap<CoreId, u32>>,
+    /// Who in HTTP waits for a termination, by running number.
+    terminations: u64,
+    terminating: BTreeMap<u64, super::admin::Asker>,
     next_probe: u64,
     rates: Rates,
     sweep: Sweep,
@@ -241,6 +251,8 @@ impl Topics {
             probes: BTreeMap::new(),
             deciding: FxHashMap::default(),
             watched: BTreeMap::new(),
+            terminations: 0,
+            terminating: BTreeMap::new(),
             next_probe: 0,
             rates: Rates::new(rates),
             sweep: Sweep::default(),
@@ -397,7 +409,9 @@ impl Topics {
             }
             Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
             Message::Terminate { from, token, topic } => self.terminate(cx, from, token, topic),
-            Message::Terminated { token, result, .. } => {
+            Message::Terminated { token, result, .. }
+                if !self.terminated_by_admin(cx, token, &result) =>
+            {
                 cx.effects.terminated.push((token, result));
             }
             Message::FindTopic {
@@ -484,6 +498,7 @@ impl Topics {
             if let Some(topic) = self.topics.get_mut(slot as usize) {
                 topic.dirty = false;
                 self.poll_operations(cx, slot, now);
+                self.poll_inquiries(cx, slot, now);
                 self.dispatch(cx, slot, now);
                 self.announce_ends(cx, slot);
             }

@@ -181,7 +181,7 @@ impl Topics {
     }
 
     /// Moves a subscription's cursor.
-    fn reset(&mut self, slot: u32, sub_slot: u32, to: Position, ack_set: &[i64]) {
+    pub(super) fn reset(&mut self, slot: u32, sub_slot: u32, to: Position, ack_set: &[i64]) {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
@@ -210,7 +210,7 @@ impl Topics {
     }
 
     /// Lets consumers in again that waited for a reset.
-    fn finish_reset(&mut self, cx: &mut Context, slot: u32, sub_slot: u32, now: Now) {
+    pub(super) fn finish_reset(&mut self, cx: &mut Context, slot: u32, sub_slot: u32, now: Now) {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
@@ -427,7 +427,7 @@ impl Topics {
 
 impl Topic {
     /// The mark-delete position that makes `target` the next entry: the next existing one if it is gone, behind everything if it is beyond.
-    fn seek_position(&self, target: Position) -> Position {
+    pub(super) fn seek_position(&self, target: Position) -> Position {
         if target < Position::new(0, 0) {
             return self
                 .state
@@ -442,14 +442,14 @@ impl Topic {
     }
 
     /// Entries that consumers can see.
-    fn visible_entries(&self) -> u64 {
+    pub(super) fn visible_entries(&self) -> u64 {
         self.state
             .ledgers
             .entries_between(Position::EARLIEST, self.confirmed)
     }
 
     /// The entry with `rank` entries before it.
-    fn position_at(&self, mut rank: u64) -> Option<Position> {
+    pub(super) fn position_at(&self, mut rank: u64) -> Option<Position> {
         for ledger in self.state.ledgers.ledgers() {
             let entries = ledger.entries.max(0) as u64;
             if rank < entries {
@@ -460,7 +460,7 @@ impl Topic {
         None
     }
 
-    fn read(&self, seat: &mut LaneSeat, position: Position) -> Read {
+    pub(super) fn read(&self, seat: &mut LaneSeat, position: Position) -> Read {
         seat.lane.read_entry(
             &self.state.ledgers,
             self.state.id,

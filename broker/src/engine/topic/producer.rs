@@ -4,6 +4,7 @@ use vela_proto::ServerError;
 
 use super::access::Verdict;
 use super::limits::host;
+use super::meter::{Meter, Traffic};
 use super::{ProbeFor, Seat, Topic, Topics, subscription};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenProducer, OpenSchema};
@@ -19,6 +20,10 @@ pub(super) struct Producer {
     pub(super) pending: u32,
     /// The client closed it: answer this when `pending` is 0.
     pub(super) closing: Option<u64>,
+    /// What it published.
+    pub(super) inbound: Traffic,
+    /// Messages of it that were dropped, because its connection had too many unanswered on non-persistent topics.
+    pub(super) dropped: Meter,
     /// A message of it could not be stored: nothing behind that is, or it would stand before what the client sends again.
     pub(super) failed: bool,
     /// Its number in the topic's sequences, with deduplication.
@@ -242,6 +247,8 @@ impl Topics {
             name: name.clone(),
             pending: 0,
             closing: None,
+            inbound: Traffic::default(),
+            dropped: Meter::default(),
             failed: false,
             sequence,
             encrypted: open.encrypted,

@@ -87,6 +87,7 @@ impl Topics {
             return self.publish_volatile(
                 cx,
                 slot,
+                producer,
                 send,
                 num_messages,
                 surplus,
@@ -179,9 +180,12 @@ impl Topics {
         }
         cx.counters.messages_in += u64::from(num_messages);
         cx.counters.bytes_in += data.len() as u64;
-        topic.messages_in += u64::from(num_messages);
+        let (messages, size) = (u64::from(num_messages), data.len() as u64);
+        topic.inbound.add(messages, size, now);
+        topic.entries_added += 1;
         if let Some(producer) = topic.producers.get_mut(producer as usize) {
             producer.pending += 1;
+            producer.inbound.add(messages, size, now);
         }
         seat.push(
             appended.seq,

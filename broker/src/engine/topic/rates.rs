@@ -227,14 +227,13 @@ impl Topics {
         }
     }
 
-    /// A topic goes: whoever its rate holds goes on.
-    pub(super) fn end_rate(&mut self, cx: &mut Context, slot: u32, now: Now) {
-        if let Some(topic) = self.topics.get_mut(slot as usize)
-            && let Some(rate) = &mut topic.rate
-        {
+    /// Lets go on whoever waits for the rate of a topic that goes.
+    pub(super) fn forget_rate(&mut self, cx: &mut Context, slot: u32, now: Now) {
+        let topic = self.topics.get_mut(slot as usize);
+        if let Some(rate) = topic.and_then(|topic| topic.rate.as_mut()) {
             rate.set(nanos(now), 0, 0);
+            self.release_rate(cx, Key::Topic(slot), usize::MAX, now);
         }
-        self.release_rate(cx, Key::Topic(slot), usize::MAX, now);
         self.rates.limited.remove(&slot);
     }
 
@@ -243,6 +242,9 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        if topic.deleted {
+            return;
+        }
         let policy = cx.metadata.namespace(topic.name.namespace());
         let rate = policy
             .and_then(|policy| policy.publish_rate)

@@ -156,6 +156,11 @@ impl Roster {
         self.consumers.len()
     }
 
+    /// Consumers that ever came.
+    pub(super) fn arrivals(&self) -> u64 {
+        self.arrivals
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.consumers.is_empty()
     }

@@ -40,6 +40,8 @@ pub(super) struct Subscription {
     pub(super) stopped: bool,
     /// Unacknowledged messages as the core has counted them.
     pub(super) counted: u64,
+    /// What consumers that are gone were sent, messages and bytes.
+    pub(super) gone_out: (u64, u64),
     /// A seek is running.
     pub(super) resetting: bool,
     /// Who asked for it: what finishes a reset must find the subscription that began it, not another one in its slot.
@@ -69,6 +71,7 @@ impl Subscription {
             blocked: false,
             stopped: false,
             counted: 0,
+            gone_out: (0, 0),
             resetting: false,
             reset_for: None,
             waiting: Vec::new(),
@@ -102,6 +105,8 @@ impl Subscription {
     /// Takes a consumer out. What it held, and what waited for it, is to be handed out again.
     pub(super) fn dismiss(&mut self, index: u32) -> Option<Consumer> {
         let gone = self.roster.dismiss(index)?;
+        self.gone_out.0 += gone.sent.total();
+        self.gone_out.1 += gone.sent_bytes.total();
         let held = self.pending.take_all(index);
         self.replay.extend(self.dispatcher.left(index, held));
         Some(gone)

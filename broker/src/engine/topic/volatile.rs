@@ -108,6 +108,7 @@ impl Topics {
         &mut self,
         cx: &mut Context,
         slot: u32,
+        producer: u32,
         send: SendId,
         num_messages: u32,
         surplus: bool,
@@ -121,7 +122,9 @@ impl Topics {
         let session = send.client.session;
         let messages = u64::from(num_messages);
         if surplus {
-            topic.dropped += messages;
+            if let Some(producer) = topic.producers.get_mut(producer as usize) {
+                producer.dropped.add(messages, now.ms);
+            }
             cx.counters.messages_dropped += messages;
             let position = DUPLICATE;
             return cx.post(session.core, Message::Receipt { send, position });
@@ -141,8 +144,11 @@ impl Topics {
         }
         cx.counters.messages_in += messages;
         cx.counters.bytes_in += data.len() as u64;
-        topic.messages_in += messages;
-        topic.entries_in += 1;
+        topic.inbound.add(messages, data.len() as u64, now);
+        topic.entries_added += 1;
+        if let Some(producer) = topic.producers.get_mut(producer as usize) {
+            producer.inbound.add(messages, data.len() as u64, now);
+        }
         let position = ID;
         cx.post(session.core, Message::Receipt { send, position });
         topic.hand_on(cx, frame, now);
@@ -211,11 +217,14 @@ impl Topics {
     }
 
     fn forget_volatile(&mut self, cx: &mut Context, slot: u32, now: Now) {
-        self.end_rate(cx, slot, now);
-        self.volatile.topics.remove(&slot);
-        if let Some(topic) = self.topics.try_remove(slot as usize) {
-            self.by_name.remove(topic.name.as_str());
-            self.tell_watchers(cx, &topic.name, false);
+        self.retire(cx, slot, now);
+        self.volatile_gone(slot);
+    }
+
+    /// A topic was retired. If it is non-persistent, nothing in the log names its slot: that is free.
+    pub(super) fn volatile_gone(&mut self, slot: u32) {
+        if self.volatile.topics.remove(&slot) {
+            self.vacate(slot);
         }
     }
 
@@ -272,7 +281,6 @@ impl Topic {
                 .filter(|index| sub.can_read(cx, *index, batch));
             let Some(index) = taker else {
                 sub.dropped.add(u64::from(count), now.ms);
-                self.dropped += u64::from(count);
                 cx.counters.messages_dropped += u64::from(count);
                 continue;
             };

@@ -6,7 +6,7 @@ mod resolve;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
@@ -96,10 +96,10 @@ impl Avro {
 
     /// The definition as far as it makes a difference: equal for schemas that Avro holds equal. Documentation and aliases are left out.
     pub fn canonical(&self) -> Value {
-        self.write(self.root, &mut HashSet::new())
+        self.write(self.root, &mut BTreeSet::new())
     }
 
-    fn write(&self, node: usize, defined: &mut HashSet<usize>) -> Value {
+    fn write(&self, node: usize, defined: &mut BTreeSet<usize>) -> Value {
         let Some(Node { kind, properties }) = self.nodes.get(node) else {
             return Value::Null;
         };

@@ -1,6 +1,6 @@
 //! Reading Avro definitions.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
@@ -25,7 +25,7 @@ const FIELD_WORDS: [&str; 6] = ["name", "type", "doc", "aliases", "default", "or
 
 struct Parser {
     nodes: Vec<Node>,
-    names: HashMap<String, usize>,
+    names: BTreeMap<String, usize>,
     /// Mentions of names that were not defined yet: the namespace they were made in.
     open: Vec<(usize, String, String)>,
 }
@@ -44,7 +44,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Avro, AvroError> {
         serde_json::from_slice(text).map_err(|e| AvroError(format!("no JSON: {e}")))?;
     let mut parser = Parser {
         nodes: Vec::new(),
-        names: HashMap::new(),
+        names: BTreeMap::new(),
         open: Vec::new(),
     };
     let root = parser.schema(&value, "")?;
@@ -74,7 +74,7 @@ fn check_unions(avro: &Avro) -> Result<(), AvroError> {
         let Kind::Union(branches) = &node.kind else {
             continue;
         };
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = std::collections::BTreeSet::new();
         for branch in branches {
             let kind = avro.kind(*branch);
             let name = match kind {
@@ -102,8 +102,8 @@ impl Parser {
     }
 
     /// Mentions that came before their definitions: which node each stands for.
-    fn close(&mut self) -> Result<HashMap<usize, usize>, AvroError> {
-        let mut forwards = HashMap::new();
+    fn close(&mut self) -> Result<BTreeMap<usize, usize>, AvroError> {
+        let mut forwards = BTreeMap::new();
         for (node, name, namespace) in std::mem::take(&mut self.open) {
             match self.find(&name, &namespace) {
                 Some(defined) => forwards.insert(node, defined),
@@ -243,7 +243,7 @@ impl Parser {
         };
         let node = self.define(name.clone(), kind, properties)?;
         let mut fields = Vec::new();
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = std::collections::BTreeSet::new();
         for field in list(object, "fields", &name)? {
             let Some(field) = field.as_object() else {
                 return bad(format!("record {name} has a field {}", short(field)));

@@ -4,7 +4,7 @@
 //! their names, except that a union prefers a branch of the same name; an unknown symbol of an enum is an error of the data, not of the
 //! schema.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Avro, AvroError, Field, Kind};
 
@@ -17,11 +17,11 @@ struct Resolver<'a> {
     writer: &'a Avro,
     reader: &'a Avro,
     /// Pairs of records that were looked at.
-    seen: HashSet<(usize, usize)>,
+    seen: BTreeSet<(usize, usize)>,
     /// Pairs of records: whether they fit at first sight. Those under way count as if they did.
-    alike: HashMap<(usize, usize), bool>,
+    alike: BTreeMap<(usize, usize), bool>,
     /// Pairs of records: whether they are equivalent.
-    equal: HashMap<(usize, usize), bool>,
+    equal: BTreeMap<(usize, usize), bool>,
     left: usize,
     problem: Option<String>,
 }
@@ -42,9 +42,9 @@ pub fn can_read(writer: &Avro, reader: &Avro) -> Result<(), AvroError> {
     let mut resolver = Resolver {
         writer,
         reader,
-        seen: HashSet::new(),
-        alike: HashMap::new(),
-        equal: HashMap::new(),
+        seen: BTreeSet::new(),
+        alike: BTreeMap::new(),
+        equal: BTreeMap::new(),
         left: MAX_PAIRS,
         problem: None,
     };
@@ -193,11 +193,12 @@ impl Resolver<'_> {
                     }
                 }
                 (Kind::Enum { name: a, .. }, Kind::Enum { name: b, .. })
-                | (Kind::Fixed { name: a, .. }, Kind::Fixed { name: b, .. }) => {
-                    if a == b {
-                        return Some(*branch);
-                    }
+                | (Kind::Fixed { name: a, .. }, Kind::Fixed { name: b, .. })
+                    if a == b =>
+                {
+                    return Some(*branch);
                 }
+                (Kind::Enum { .. } | Kind::Fixed { .. }, _) => {}
                 (wk, rk) if wk.name() == rk.name() => return Some(*branch),
                 _ => {}
             }
@@ -248,7 +249,7 @@ impl Resolver<'_> {
 
 /// The types of the fields that both records have.
 fn common(fields: &[Field], own: &[Field]) -> Vec<(usize, usize)> {
-    let own: HashMap<&str, usize> = own.iter().map(|f| (f.name.as_str(), f.schema)).collect();
+    let own: BTreeMap<&str, usize> = own.iter().map(|f| (f.name.as_str(), f.schema)).collect();
     let fields = fields.iter();
     fields
         .filter_map(|field| Some((field.schema, *own.get(field.name.as_str())?)))
@@ -260,7 +261,7 @@ fn missing_field<'a>(w: &Kind, r: &'a Kind) -> Option<&'a str> {
     let (Kind::Record { fields, .. }, Kind::Record { fields: own, .. }) = (w, r) else {
         return None;
     };
-    let names: HashSet<&str> = fields.iter().map(|f| f.name.as_str()).collect();
+    let names: BTreeSet<&str> = fields.iter().map(|f| f.name.as_str()).collect();
     own.iter()
         .find(|own| own.default.is_none() && !names.contains(own.name.as_str()))
         .map(|own| own.name.as_str())
@@ -308,15 +309,15 @@ fn said(kind: &Kind) -> String {
 
 /// Names that a reader knows under others.
 struct Aliases<'a> {
-    types: HashMap<&'a str, &'a str>,
-    fields: HashMap<(&'a str, &'a str), &'a str>,
+    types: BTreeMap<&'a str, &'a str>,
+    fields: BTreeMap<(&'a str, &'a str), &'a str>,
 }
 
 impl<'a> Aliases<'a> {
     fn of(reader: &'a Avro) -> Option<Self> {
         let mut found = Aliases {
-            types: HashMap::new(),
-            fields: HashMap::new(),
+            types: BTreeMap::new(),
+            fields: BTreeMap::new(),
         };
         for node in &reader.nodes {
             if let Kind::Record { name, fields, .. } = &node.kind {

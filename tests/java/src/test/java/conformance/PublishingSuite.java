@@ -77,7 +77,6 @@ class PublishingSuite extends Scenario {
     }
 
     @Test
-    @Later("Key_Shared")
     void keyBasedBatches() throws Exception {
         List<Consumer<byte[]>> consumers = List.of(
                 consumer(builder -> builder.subscriptionType(SubscriptionType.Key_Shared).consumerName("one")),
@@ -206,7 +205,6 @@ class PublishingSuite extends Scenario {
     }
 
     @Test
-    @Later("producer access modes")
     void exclusiveProducer() throws Exception {
         Producer<byte[]> only = producer(builder -> builder.accessMode(ProducerAccessMode.Exclusive));
         assertThrows(PulsarClientException.ProducerFencedException.class, () -> producer(builder -> builder.accessMode(ProducerAccessMode.Exclusive)));
@@ -218,7 +216,6 @@ class PublishingSuite extends Scenario {
     }
 
     @Test
-    @Later("producer access modes")
     void producersWaitForExclusive() throws Exception {
         Producer<byte[]> holder = producer(builder -> builder.accessMode(ProducerAccessMode.WaitForExclusive));
         CompletableFuture<Producer<byte[]>> waiting = client.newProducer().topic(topic).enableBatching(false)
@@ -233,7 +230,6 @@ class PublishingSuite extends Scenario {
     }
 
     @Test
-    @Later("producer access modes")
     void fencingDrivesTheOthersOut() throws Exception {
         Producer<byte[]> shared = producer();
         shared.send(bytes("shared"));
@@ -250,7 +246,6 @@ class PublishingSuite extends Scenario {
     }
 
     @Test
-    @Later("deduplication")
     void deduplication() throws Exception {
         if (UnderTest.EXTERNAL) {
             namespace("{\"deduplicationEnabled\":true}");

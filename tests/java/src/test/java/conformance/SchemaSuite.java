@@ -51,7 +51,6 @@ class SchemaSuite extends Scenario {
 
     @ParameterizedTest
     @ValueSource(strings = {"json", "avro"})
-    @Later("schemas")
     void evolve(String kind) throws Exception {
         Consumer<First.Person> consumer = consumer(schema(kind, First.Person.class));
         First.Person person = new First.Person();
@@ -81,7 +80,6 @@ class SchemaSuite extends Scenario {
 
     @ParameterizedTest
     @ValueSource(strings = {"json", "avro"})
-    @Later("schemas")
     void unknownTypes(String kind) throws Exception {
         First.Person person = new First.Person();
         person.name = "Ada";
@@ -98,7 +96,6 @@ class SchemaSuite extends Scenario {
     }
 
     @Test
-    @Later("schemas")
     void primitives() throws Exception {
         Consumer<String> texts = consumer(Schema.STRING);
         producer(Schema.STRING).send("größer");

@@ -73,7 +73,6 @@ class SubscriptionSuite extends Scenario {
     }
 
     @Test
-    @Later("Failover")
     void failoverHandsOverByPriority() throws Exception {
         Map<String, Boolean> active = new ConcurrentHashMap<>();
         class Activity implements ConsumerEventListener {
@@ -144,7 +143,6 @@ class SubscriptionSuite extends Scenario {
     }
 
     @Test
-    @Later("Key_Shared")
     void keySharedKeepsAKeyOnOneConsumer() throws Exception {
         List<Consumer<byte[]>> consumers = new ArrayList<>();
         for (int n = 0; n < 3; n++) {
@@ -156,7 +154,6 @@ class SubscriptionSuite extends Scenario {
     }
 
     @Test
-    @Later("Key_Shared")
     void keySharedHoldsAMovedKeyUntilItsMessagesAreAcked() throws Exception {
         Consumer<byte[]> first = consumer(builder -> builder.subscriptionType(SubscriptionType.Key_Shared).consumerName("first"));
         Producer<byte[]> producer = producer();
@@ -172,7 +169,6 @@ class SubscriptionSuite extends Scenario {
     }
 
     @Test
-    @Later("Key_Shared")
     void keySharedStickyRanges() throws Exception {
         Consumer<byte[]> low = sticky(Range.of(0, 32767));
         Consumer<byte[]> high = sticky(Range.of(32768, 65535));
@@ -198,7 +194,6 @@ class SubscriptionSuite extends Scenario {
     }
 
     @Test
-    @Later("Key_Shared")
     void keySharedOutOfOrderIsAnotherPolicy() throws Exception {
         KeySharedPolicy loose = KeySharedPolicy.autoSplitHashRange().setAllowOutOfOrderDelivery(true);
         Consumer<byte[]> first = consumer(builder -> builder.subscriptionType(SubscriptionType.Key_Shared).keySharedPolicy(loose).consumerName("first"));

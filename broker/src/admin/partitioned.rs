@@ -1,0 +1,310 @@
+//! Partitioned topics: their count and properties in the metadata store, their partitions on the cores.
+
+use super::answer::{self, Refusal};
+use super::params::Params;
+use super::target::{self, Target};
+use super::{Answer, Shared};
+use crate::engine::admin::{Answer as Reply, Ask};
+use crate::engine::metadata::{Metadata, PARTITIONED, PartitionedTopic};
+use crate::engine::name::{Domain, TopicName};
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use serde_json::{Map, Value};
+
+/// Most partitions of one topic: each is a topic that takes memory.
+pub(super) const PARTITIONS_MAX: u32 = 10_000;
+
+pub(super) fn routes(base: &str) -> Router<Shared> {
+    Router::new().route(
+        &format!("{base}/{{topic}}/partitions"),
+        get(partitions).put(create).post(update).delete(remove),
+    )
+}
+
+/// A partitioned topic as it is stored.
+#[derive(Debug, Clone)]
+pub(super) struct Partitions {
+    pub(super) topic: PartitionedTopic,
+    pub(super) version: u64,
+}
+
+impl Partitions {
+    pub(super) fn names(&self, base: &TopicName) -> Vec<TopicName> {
+        let name = |index| TopicName::parse(&format!("{base}-partition-{index}")).ok();
+        (0..self.topic.count).filter_map(name).collect()
+    }
+
+    /// As clients see it.
+    pub(super) fn json(&self) -> Value {
+        let mut metadata = Map::new();
+        metadata.insert("partitions".into(), self.topic.count.into());
+        metadata.insert("deleted".into(), false.into());
+        if !self.topic.properties.is_empty() {
+            let properties = self.topic.properties.iter();
+            let properties =
+                properties.map(|(key, value)| (key.clone(), Value::from(value.as_str())));
+            metadata.insert("properties".into(), properties.collect());
+        }
+        Value::Object(metadata)
+    }
+}
+
+impl Shared {
+    /// Whether a name is that of a partitioned topic.
+    pub(super) async fn partitions(&self, name: &TopicName) -> Result<Option<Partitions>, Refusal> {
+        self.partitions_of(name.as_str()).await
+    }
+
+    async fn partitions_of(&self, full: &str) -> Result<Option<Partitions>, Refusal> {
+        let key = format!("{PARTITIONED}{}", full.replacen("://", "/", 1));
+        let found = self.get(key).await?;
+        Ok(found.and_then(|stored| {
+            Some(Partitions {
+                topic: PartitionedTopic::read(&stored.value)?,
+                version: stored.version,
+            })
+        }))
+    }
+
+    /// The partitioned topic that a name is a partition of, by the name's form.
+    pub(super) async fn parent(&self, name: &TopicName) -> Result<Option<Partitions>, Refusal> {
+        if name.partition() < 0 {
+            return Ok(None);
+        }
+        self.partitions_of(name.base()).await
+    }
+
+    pub(super) async fn put_partitions(
+        &self,
+        name: &TopicName,
+        topic: &PartitionedTopic,
+        expected: u64,
+    ) -> Result<bool, Refusal> {
+        let (key, _) = Metadata::partitioned_entry(name, topic.count);
+        Ok(self.put(key, topic.write(), Some(expected)).await?)
+    }
+
+    /// Full names of the partitioned topics of a namespace.
+    pub(super) async fn partitioned_of(
+        &self,
+        domain: &str,
+        namespace: &str,
+    ) -> Result<Vec<String>, Refusal> {
+        let prefix = format!("{PARTITIONED}{domain}/{namespace}/");
+        let found = self.list(prefix.clone()).await?;
+        let names = found
+            .iter()
+            .filter_map(|(key, _)| key.strip_prefix(&prefix));
+        Ok(names
+            .map(|local| format!("{domain}://{namespace}/{local}"))
+            .collect())
+    }
+
+    /// Makes the partitions there are not yet. Those of non-persistent topics come with their first client.
+    async fn make_partitions(&self, name: &TopicName, count: u32) -> Result<(), Refusal> {
+        if name.domain() == Domain::NonPersistent {
+            return Ok(());
+        }
+        let partition = |index| TopicName::parse(&format!("{name}-partition-{index}")).ok();
+        let names = (0..count).filter_map(partition).collect();
+        self.create_topics(names, &[]).await.map(drop)
+    }
+
+    /// Removes a partitioned topic and its partitions.
+    pub(super) async fn remove_partitioned(
+        &self,
+        name: &TopicName,
+        partitions: &Partitions,
+        force: bool,
+    ) -> Result<(), Refusal> {
+        let names = partitions.names(name);
+        if !force {
+            let replies = self.ask_topics(&names, || Ask::Clients).await?;
+            for (partition, reply) in names.iter().zip(replies) {
+                match reply {
+                    Reply::NoTopic => {}
+                    Reply::Clients {
+                        producers: 0,
+                        consumers: 0,
+                    } => {}
+                    busy => return Err(target::error(partition, "", busy)),
+                }
+            }
+        }
+        // First the topic, so that no client makes a partition anew.
+        let (key, _) = Metadata::partitioned_entry(name, 0);
+        self.delete(key).await?;
+        let replies = self.ask_topics(&names, || Ask::Delete { force }).await?;
+        for (partition, reply) in names.iter().zip(replies) {
+            match reply {
+                Reply::Done | Reply::NoTopic => {}
+                refused => {
+                    // Somebody connected in between: the topic stays, without the partitions that are gone by now.
+                    self.put_partitions(name, &partitions.topic, 0).await?;
+                    self.make_partitions(name, partitions.topic.count).await?;
+                    return Err(target::error(partition, "", refused));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn partitions(State(shared): State<Shared>, target: Target, params: Params) -> Answer {
+    if let Some(partitions) = &target.partitions {
+        return Ok(answer::value(&partitions.json()));
+    }
+    let plain = Partitions {
+        topic: PartitionedTopic::default(),
+        version: 0,
+    };
+    match shared.ask(&target.name, Ask::Clients).await? {
+        Reply::Clients { .. } => return Ok(answer::value(&plain.json())),
+        Reply::NoTopic => {}
+        other => return Err(target.error(other)),
+    }
+    let settings = shared.settings();
+    if !(params.flag("checkAllowAutoCreation") && settings.allow_auto_topic_creation) {
+        return Err(target.missing());
+    }
+    let topic = PartitionedTopic {
+        count: match settings.allow_auto_topic_creation_type {
+            crate::config::TopicType::Partitioned => settings.default_num_partitions,
+            crate::config::TopicType::NonPartitioned => 0,
+        },
+        ..PartitionedTopic::default()
+    };
+    Ok(answer::value(&Partitions { topic, version: 0 }.json()))
+}
+
+/// A count, or with a content type of its own a count and properties.
+fn wanted(headers: &HeaderMap, bytes: &[u8]) -> Result<PartitionedTopic, Refusal> {
+    const METADATA: &str = "application/vnd.partitioned-topic-metadata+json";
+    let kind = headers.get(header::CONTENT_TYPE);
+    let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let (body, properties) = if kind.starts_with(METADATA) {
+        let body: Value =
+            serde_json::from_slice(bytes).map_err(|error| answer::malformed(&error.to_string()))?;
+        let properties = answer::string_map(body.get("properties").unwrap_or(&Value::Null))?;
+        (
+            body.get("partitions").cloned().unwrap_or(Value::Null),
+            properties,
+        )
+    } else {
+        (answer::body(headers, bytes)?, Default::default())
+    };
+    if body.is_null() {
+        return Err(answer::bare(StatusCode::INTERNAL_SERVER_ERROR).into());
+    }
+    let count = answer::integer(&body, "the number of partitions")?;
+    Ok(PartitionedTopic {
+        // Negative counts are refused like 0.
+        count: u32::try_from(count).unwrap_or(0),
+        properties,
+    })
+}
+
+fn check_count(count: u32) -> Result<(), Refusal> {
+    let refuse = |text: &str| Err(answer::reason(StatusCode::NOT_ACCEPTABLE, text).into());
+    match count {
+        0 => refuse("Number of partitions should be more than 0"),
+        1..=PARTITIONS_MAX => Ok(()),
+        _ => refuse(&format!(
+            "Number of partitions should be less than or equal to {PARTITIONS_MAX}"
+        )),
+    }
+}
+
+fn exists() -> Refusal {
+    answer::reason(StatusCode::CONFLICT, "This topic already exists").into()
+}
+
+async fn create(
+    State(shared): State<Shared>,
+    target: Target,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Answer {
+    let topic = wanted(&headers, &bytes)?;
+    if target.name.local().contains("-partition-") {
+        return Err(answer::failed(
+            "Partitioned Topic Name should not contain '-partition-'",
+        ));
+    }
+    check_count(topic.count)?;
+    let _one = shared.changes.lock().await;
+    if let Reply::Clients { .. } = shared.ask(&target.name, Ask::Clients).await? {
+        return Err(exists());
+    }
+    if !shared.put_partitions(&target.name, &topic, 0).await? {
+        return Err(exists());
+    }
+    shared.make_partitions(&target.name, topic.count).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn update(
+    State(shared): State<Shared>,
+    target: Target,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Answer {
+    let wanted = wanted(&headers, &bytes)?.count;
+    let _one = shared.changes.lock().await;
+    let Some(stored) = shared.partitions(&target.name).await? else {
+        let text = format!("Topic {} is not the partitioned topic.", target.name);
+        return Ok(answer::reason(StatusCode::CONFLICT, &text));
+    };
+    let now = stored.topic.count;
+    let refuse = |text: String| answer::reason(StatusCode::UNPROCESSABLE_ENTITY, &text);
+    if wanted < now {
+        return Ok(refuse(format!(
+            "Desired partitions {wanted} can't be less than the current partitions {now}."
+        )));
+    }
+    if wanted > PARTITIONS_MAX {
+        return Ok(refuse(format!(
+            "Desired partitions {wanted} can't be greater than the maximum partitions per topic {PARTITIONS_MAX}."
+        )));
+    }
+    let mut topic = stored.topic.clone();
+    topic.count = wanted;
+    if !shared
+        .put_partitions(&target.name, &topic, stored.version)
+        .await?
+    {
+        return Ok(answer::reason(
+            StatusCode::CONFLICT,
+            "Concurrent modification",
+        ));
+    }
+    shared.make_partitions(&target.name, wanted).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn remove(State(shared): State<Shared>, target: Target, params: Params) -> Answer {
+    let _one = shared.changes.lock().await;
+    let name = &target.name;
+    let Some(partitions) = shared.partitions(name).await? else {
+        return Err(match shared.ask(name, Ask::Clients).await? {
+            Reply::Clients { .. } => {
+                let text = format!(
+                    "{name} is a non-partitioned topic. Instead of calling delete-partitioned-topic please call delete."
+                );
+                answer::reason(StatusCode::CONFLICT, &text).into()
+            }
+            _ => {
+                let text = format!("Topic {name} not found.");
+                answer::reason(StatusCode::NOT_FOUND, &text).into()
+            }
+        });
+    };
+    shared
+        .remove_partitioned(name, &partitions, params.flag("force"))
+        .await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}

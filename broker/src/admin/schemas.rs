@@ -1,0 +1,244 @@
+//! `/admin/v2/schemas`: the schemas of topics. They are kept in the metadata store, where the cores find them too: a change is
+//! conditional, so that two producers and two requests with the same new schema get one version.
+
+use super::answer::{self, Refusal};
+use super::params::Params;
+use super::{Answer, Shared};
+use crate::engine::name::TopicName;
+use crate::engine::schema::{
+    Put, Schema, SchemaError, SchemaId, SchemaPolicy, SchemaType, StoredSchema, Versions,
+};
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use axum::routing::{get, post};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// How often a change is decided anew because another came first.
+const TRIES: usize = 8;
+
+pub(super) fn routes() -> Router<Shared> {
+    let topic = "/admin/v2/schemas/{tenant}/{namespace}/{topic}";
+    let at = |path: &str| format!("{topic}/{path}");
+    Router::new()
+        .route(&at("schema"), get(newest).post(add).delete(remove))
+        .route(&at("schema/{version}"), get(version))
+        .route(&at("schemas"), get(all))
+        .route(&at("metadata"), get(metadata))
+        .route(&at("compatibility"), post(compatibility))
+        .route(&at("version"), post(find))
+}
+
+type Parts = Path<HashMap<String, String>>;
+
+/// What a path names, and what is stored of it.
+struct Found {
+    id: SchemaId,
+    namespace: String,
+    versions: Versions,
+    /// The value's version in the store; 0: there is none.
+    stored: u64,
+}
+
+impl Shared {
+    async fn schema(&self, path: &HashMap<String, String>) -> Result<Found, Refusal> {
+        let part = |name: &str| path.get(name).map(String::as_str).unwrap_or_default();
+        let namespace = format!("{}/{}", part("tenant"), part("namespace"));
+        let full = format!("persistent://{namespace}/{}", part("topic"));
+        let name =
+            TopicName::parse(&full).map_err(|_| answer::failed("Topic name is not valid"))?;
+        let id = SchemaId::of(&name);
+        let found = self.get(id.key()).await?;
+        let stored = found.as_ref().map_or(0, |found| found.version);
+        let versions = match found {
+            Some(found) => {
+                Versions::read(found.value).map_err(|error| answer::internal(&error.to_string()))?
+            }
+            None => Versions::default(),
+        };
+        Ok(Found {
+            id,
+            namespace,
+            versions,
+            stored,
+        })
+    }
+
+    async fn schema_policy(&self, namespace: &str) -> Result<SchemaPolicy, Refusal> {
+        let stored = self.namespace(namespace).await?.unwrap_or_default();
+        Ok(SchemaPolicy::read(&Value::Object(stored)))
+    }
+}
+
+fn not_found() -> Refusal {
+    answer::reason(StatusCode::NOT_FOUND, "Schema not found").into()
+}
+
+fn shown(stored: &StoredSchema) -> Value {
+    let properties = stored.schema.properties.iter();
+    let properties: Map<String, Value> = properties
+        .map(|(key, value)| (key.clone(), Value::from(value.as_str())))
+        .collect();
+    json!({
+        "version": stored.version,
+        "type": stored.schema.kind.name(),
+        "timestamp": stored.added_ms,
+        "data": String::from_utf8_lossy(&stored.schema.data),
+        "properties": properties,
+    })
+}
+
+async fn newest(State(shared): State<Shared>, Path(path): Parts) -> Answer {
+    let found = shared.schema(&path).await?;
+    let stored = found.versions.latest().ok_or_else(not_found)?;
+    Ok(answer::value(&shown(stored)))
+}
+
+async fn version(State(shared): State<Shared>, Path(path): Parts) -> Answer {
+    let text = path.get("version").map(String::as_str).unwrap_or_default();
+    let Ok(number) = text.parse::<u64>() else {
+        return Ok(answer::internal(&format!("For input string: \"{text}\"")));
+    };
+    let found = shared.schema(&path).await?;
+    let stored = found.versions.get(number).ok_or_else(not_found)?;
+    Ok(answer::value(&shown(stored)))
+}
+
+async fn all(State(shared): State<Shared>, Path(path): Parts) -> Answer {
+    let found = shared.schema(&path).await?;
+    let all: Vec<Value> = found.versions.all().iter().map(shown).collect();
+    Ok(answer::value(&json!({ "getSchemaResponses": all })))
+}
+
+/// Where versions are kept. They have no ledgers here: the numbers are those of the versions.
+async fn metadata(State(shared): State<Shared>, Path(path): Parts) -> Answer {
+    let found = shared.schema(&path).await?;
+    let place = |stored: &StoredSchema| json!({ "ledgerId": -1, "entryId": stored.version, "version": stored.version });
+    let info = place(found.versions.latest().ok_or_else(not_found)?);
+    let index: Vec<Value> = found.versions.all().iter().map(place).collect();
+    Ok(answer::value(&json!({ "info": info, "index": index })))
+}
+
+/// The schema of a body.
+fn given(headers: &HeaderMap, bytes: &[u8]) -> Result<Schema, Refusal> {
+    let body = answer::body(headers, bytes)?;
+    let kind = body.get("type").and_then(Value::as_str).unwrap_or_default();
+    let Some(data) = body.get("schema").and_then(Value::as_str) else {
+        return Err(answer::internal("the body has no field \"schema\"").into());
+    };
+    let Some(kind) = SchemaType::from_name(kind) else {
+        return Err(answer::internal(&format!("{kind:?} is no type of schema")).into());
+    };
+    let properties = answer::string_map(body.get("properties").unwrap_or(&Value::Null))?;
+    Ok(Schema {
+        kind,
+        data: Bytes::from(data.to_owned()),
+        properties: properties.into_iter().collect(),
+    })
+}
+
+/// A refused schema comes as a page, as in Pulsar.
+fn refused(error: &SchemaError) -> Response {
+    let status = match error {
+        SchemaError::Invalid(_) => StatusCode::UNPROCESSABLE_ENTITY,
+        SchemaError::Incompatible(_) => StatusCode::CONFLICT,
+        SchemaError::TooMany(_) => {
+            return answer::reason(StatusCode::PRECONDITION_FAILED, &error.to_string());
+        }
+    };
+    answer::page_of(status, &error.to_string())
+}
+
+async fn add(
+    State(shared): State<Shared>,
+    Path(path): Parts,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Answer {
+    let schema = given(&headers, &bytes)?;
+    for _ in 0..TRIES {
+        let mut found = shared.schema(&path).await?;
+        let strategy = shared.schema_policy(&found.namespace).await?.strategy;
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let put = match found.versions.put(schema.clone(), strategy, now) {
+            Ok(put) => put,
+            Err(error) => return Ok(refused(&error)),
+        };
+        let done = json!({ "version": { "version": put.version() } });
+        if matches!(put, Put::Exists(_))
+            || shared
+                .put_bytes(found.id.key(), found.versions.write(), found.stored)
+                .await?
+        {
+            return Ok(answer::value(&done));
+        }
+    }
+    Ok(answer::reason(
+        StatusCode::CONFLICT,
+        "Concurrent modification",
+    ))
+}
+
+async fn remove(State(shared): State<Shared>, Path(path): Parts, params: Params) -> Answer {
+    for _ in 0..TRIES {
+        let mut found = shared.schema(&path).await?;
+        if params.flag("force") {
+            shared.delete(found.id.key()).await?;
+            return Ok(answer::value(&json!({ "version": -1 })));
+        }
+        let number = found.versions.delete();
+        if shared
+            .put_bytes(found.id.key(), found.versions.write(), found.stored)
+            .await?
+        {
+            return Ok(answer::value(&json!({ "version": number })));
+        }
+    }
+    Ok(answer::reason(
+        StatusCode::CONFLICT,
+        "Concurrent modification",
+    ))
+}
+
+async fn compatibility(
+    State(shared): State<Shared>,
+    Path(path): Parts,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Answer {
+    let schema = given(&headers, &bytes)?;
+    let found = shared.schema(&path).await?;
+    let strategy = shared.schema_policy(&found.namespace).await?.strategy;
+    let checked = schema.validate();
+    match checked.and_then(|()| found.versions.check(&schema, strategy)) {
+        Ok(()) => {
+            let mut response = answer::value(&json!({
+                "schemaCompatibilityStrategy": strategy.name(), "compatibility": true,
+            }));
+            *response.status_mut() = StatusCode::ACCEPTED;
+            Ok(response)
+        }
+        Err(error) => Ok(answer::internal(&error.to_string())),
+    }
+}
+
+/// -1 if no version is this schema.
+async fn find(
+    State(shared): State<Shared>,
+    Path(path): Parts,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Answer {
+    let schema = given(&headers, &bytes)?;
+    let found = shared.schema(&path).await?;
+    let version = found.versions.find(&schema).map(Value::from);
+    let version = version.unwrap_or_else(|| (-1).into());
+    Ok(answer::value(&json!({ "version": version })))
+}

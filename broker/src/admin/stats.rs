@@ -1,0 +1,758 @@
+//! Statistics of topics as JSON, with the names that Pulsar gives them.
+
+use super::answer::{self, Refusal};
+use super::messages::time;
+use super::params::{self, Params};
+use super::target::Target;
+use super::{Answer, Shared};
+use crate::engine::admin::{
+    Answer as Reply, Ask, ConsumerStats, CursorStats, InternalStats, ProducerStats, Request,
+    SessionInfo, SubscriptionStats, TopicStats,
+};
+use crate::engine::message::{CoreId, SessionRef};
+use crate::store::log::Position;
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::get;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) fn routes(base: &str) -> Router<Shared> {
+    let at = |path: &str| format!("{base}/{{topic}}/{path}");
+    Router::new()
+        .route(&at("stats"), get(stats))
+        .route(&at("partitioned-stats"), get(partitioned_stats))
+        .route(&at("internalStats"), get(internal_stats))
+        .route(
+            &at("partitioned-internalStats"),
+            get(partitioned_internal_stats),
+        )
+}
+
+type Peers = BTreeMap<SessionRef, SessionInfo>;
+
+/// What a request wants to see.
+struct View<'a> {
+    publishers: bool,
+    consumers: bool,
+    persistent: bool,
+    owner: &'a str,
+    peers: &'a Peers,
+}
+
+impl Shared {
+    /// Who is at the other end of the connections that statistics name.
+    async fn peers(&self, stats: &[&TopicStats]) -> Result<Peers, Refusal> {
+        let mut sessions: BTreeMap<CoreId, BTreeSet<SessionRef>> = BTreeMap::new();
+        for stats in stats {
+            let producers = stats.publishers.iter().map(|each| each.session);
+            let subscriptions = stats.subscriptions.values();
+            let consumers = subscriptions.flat_map(|sub| sub.consumers.iter().map(|c| c.session));
+            for session in producers.chain(consumers) {
+                sessions.entry(session.core).or_default().insert(session);
+            }
+        }
+        let lists: Vec<(CoreId, Vec<SessionRef>)> = sessions
+            .into_iter()
+            .map(|(core, sessions)| (core, sessions.into_iter().collect()))
+            .collect();
+        let requests = lists
+            .iter()
+            .map(|(core, sessions)| (*core, Request::Sessions(sessions.clone())));
+        let replies = self.ask_all(requests.collect()).await?;
+        let mut peers = Peers::new();
+        for ((_, sessions), reply) in lists.into_iter().zip(replies) {
+            if let Reply::Sessions(infos) = reply {
+                let known = sessions.into_iter().zip(infos);
+                peers.extend(known.filter_map(|(session, info)| Some((session, info?))));
+            }
+        }
+        Ok(peers)
+    }
+}
+
+async fn stats(
+    State(shared): State<Shared>,
+    target: Target,
+    params: Params,
+    headers: HeaderMap,
+) -> Answer {
+    if target.partitions.is_some() {
+        return Err(target.missing());
+    }
+    let stats = match shared.ask(&target.name, Ask::Stats).await? {
+        Reply::Stats(stats) => stats,
+        Reply::NoTopic => return Err(absent(&shared, &target).await?),
+        other => return Err(target.error(other)),
+    };
+    let peers = shared.peers(&[&stats]).await?;
+    let urls = shared.urls(&headers);
+    let view = View {
+        publishers: !params.flag("excludePublishers"),
+        consumers: !params.flag("excludeConsumers"),
+        persistent: target.is_persistent(),
+        owner: &urls.broker_id,
+        peers: &peers,
+    };
+    Ok(answer::value(&Value::Object(view.topic(&stats, true))))
+}
+
+/// A partition that could be there is missing in another way than a topic that could not.
+async fn absent(shared: &Shared, target: &Target) -> Result<Refusal, Refusal> {
+    Ok(match shared.parent(&target.name).await? {
+        Some(_) => answer::reason(
+            StatusCode::NOT_FOUND,
+            "Topic partitions were not yet created",
+        )
+        .into(),
+        None => target.missing(),
+    })
+}
+
+fn not_partitioned(target: &Target) -> Refusal {
+    let text = format!("Partitioned Topic {} not found", target.name);
+    answer::reason(StatusCode::NOT_FOUND, &text).into()
+}
+
+async fn partitioned_stats(
+    State(shared): State<Shared>,
+    target: Target,
+    params: Params,
+    headers: HeaderMap,
+) -> Answer {
+    let Some(partitions) = &target.partitions else {
+        return Err(not_partitioned(&target));
+    };
+    let names = target.topics();
+    let mut found: Vec<(String, Box<TopicStats>)> = Vec::new();
+    for (name, reply) in names
+        .iter()
+        .zip(shared.ask_topics(&names, || Ask::Stats).await?)
+    {
+        match reply {
+            Reply::Stats(stats) => found.push((name.to_string(), stats)),
+            Reply::NoTopic => {}
+            other => return Err(target.error(other)),
+        }
+    }
+    let all: Vec<&TopicStats> = found.iter().map(|(_, stats)| stats.as_ref()).collect();
+    let peers = shared.peers(&all).await?;
+    let urls = shared.urls(&headers);
+    let view = View {
+        publishers: !params.flag("excludePublishers"),
+        consumers: !params.flag("excludeConsumers"),
+        persistent: target.is_persistent(),
+        owner: &urls.broker_id,
+        peers: &peers,
+    };
+    let each: Map<String, Value> = found
+        .iter()
+        .map(|(name, stats)| (name.clone(), Value::Object(view.topic(stats, true))))
+        .collect();
+    let mut sum = view.topic(&sum(&all), false);
+    // A sum has no peers: their entries say what can be added.
+    for publisher in sum
+        .get_mut("publishers")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        strip(
+            publisher,
+            &[
+                "accessMode",
+                "producerName",
+                "address",
+                "connectedSince",
+                "clientVersion",
+                "metadata",
+            ],
+        );
+    }
+    let subscriptions = sum.get_mut("subscriptions").and_then(Value::as_object_mut);
+    for (_, subscription) in subscriptions.into_iter().flatten() {
+        strip(subscription, &["activeConsumerName"]);
+        let consumers = subscription
+            .get_mut("consumers")
+            .and_then(Value::as_array_mut);
+        for consumer in consumers.into_iter().flatten() {
+            strip(
+                consumer,
+                &["address", "connectedSince", "clientVersion", "metadata"],
+            );
+        }
+    }
+    sum.insert("metadata".into(), partitions.json());
+    let per_partition = params.flag_or("perPartition", true);
+    let each = if per_partition { each } else { Map::new() };
+    sum.insert("partitions".into(), Value::Object(each));
+    Ok(answer::value(&Value::Object(sum)))
+}
+
+fn strip(object: &mut Value, names: &[&str]) {
+    if let Some(object) = object.as_object_mut() {
+        for name in names {
+            object.remove(*name);
+        }
+    }
+}
+
+/// Statistics of partitions, added.
+fn sum(all: &[&TopicStats]) -> TopicStats {
+    let mut sum = TopicStats {
+        created_ms: all.iter().map(|each| each.created_ms).min().unwrap_or(0),
+        ..TopicStats::default()
+    };
+    for each in all {
+        sum.rate_in += each.rate_in;
+        sum.drop_rate += each.drop_rate;
+        sum.throughput_in += each.throughput_in;
+        sum.messages_in += each.messages_in;
+        sum.bytes_in += each.bytes_in;
+        sum.storage_size += each.storage_size;
+        sum.rate_limited += each.rate_limited;
+        sum.last_publish_ms = sum.last_publish_ms.max(each.last_publish_ms);
+        sum.chunked |= each.chunked;
+        sum.waiting_publishers += each.waiting_publishers;
+        for publisher in &each.publishers {
+            // Producers of one name are one producer with a part on each partition.
+            match sum
+                .publishers
+                .iter_mut()
+                .find(|known| known.name == publisher.name)
+            {
+                Some(known) => {
+                    known.rate_in += publisher.rate_in;
+                    known.throughput_in += publisher.throughput_in;
+                    known.drop_rate += publisher.drop_rate;
+                }
+                None => sum.publishers.push(ProducerStats {
+                    id: 0,
+                    ..publisher.clone()
+                }),
+            }
+        }
+        for (name, sub) in &each.subscriptions {
+            add(sum.subscriptions.entry(name.clone()).or_default(), sub);
+        }
+    }
+    sum
+}
+
+fn add(sum: &mut SubscriptionStats, each: &SubscriptionStats) {
+    let first = sum.kind.is_empty();
+    if first || sum.kind == "None" {
+        sum.kind = each.kind;
+    }
+    if first {
+        sum.durable = each.durable;
+        sum.allow_out_of_order = each.allow_out_of_order;
+        sum.key_shared_mode = each.key_shared_mode;
+        sum.properties.clone_from(&each.properties);
+    }
+    sum.rate_out += each.rate_out;
+    sum.drop_rate += each.drop_rate;
+    sum.throughput_out += each.throughput_out;
+    sum.messages_out += each.messages_out;
+    sum.bytes_out += each.bytes_out;
+    sum.redeliver_rate += each.redeliver_rate;
+    sum.ack_rate += each.ack_rate;
+    sum.backlog += each.backlog;
+    sum.backlog_size += each.backlog_size;
+    sum.delayed += each.delayed;
+    sum.in_replay += each.in_replay;
+    sum.unacked += each.unacked;
+    sum.blocked |= each.blocked;
+    sum.ack_ranges += each.ack_ranges;
+    for consumer in &each.consumers {
+        match sum
+            .consumers
+            .iter_mut()
+            .find(|known| known.name == consumer.name)
+        {
+            Some(known) => {
+                known.rate_out += consumer.rate_out;
+                known.throughput_out += consumer.throughput_out;
+                known.messages_out += consumer.messages_out;
+                known.bytes_out += consumer.bytes_out;
+                known.redeliver_rate += consumer.redeliver_rate;
+                known.ack_rate += consumer.ack_rate;
+                known.permits += consumer.permits;
+                known.unacked += consumer.unacked;
+                known.blocked |= consumer.blocked;
+            }
+            None => sum.consumers.push(consumer.clone()),
+        }
+    }
+}
+
+/// Named texts as an object.
+fn texts(named: &[(String, String)]) -> Value {
+    let named = named.iter();
+    let named: Map<String, Value> = named
+        .map(|(key, value)| (key.clone(), Value::from(value.as_str())))
+        .collect();
+    Value::Object(named)
+}
+
+/// Bytes per message of the last window.
+fn average(throughput: f64, rate: f64) -> f64 {
+    if rate > 0.0 { throughput / rate } else { 0.0 }
+}
+
+impl View<'_> {
+    fn topic(&self, stats: &TopicStats, owned: bool) -> Map<String, Value> {
+        let subs = stats.subscriptions.values();
+        let (mut rate_out, mut throughput_out, mut messages_out, mut bytes_out) = (0.0, 0.0, 0, 0);
+        let (mut backlog_size, mut ranges) = (0, 0);
+        for sub in subs {
+            rate_out += sub.rate_out;
+            throughput_out += sub.throughput_out;
+            messages_out += sub.messages_out;
+            bytes_out += sub.bytes_out;
+            // What the slowest one holds back.
+            backlog_size = backlog_size.max(sub.backlog_size);
+            ranges += sub.ack_ranges;
+        }
+        let limit = if self.persistent { -1 } else { 0 };
+        let mut all = Map::new();
+        let mut put = |name: &str, value: Value| {
+            all.insert(name.to_owned(), value);
+        };
+        put("msgRateIn", stats.rate_in.into());
+        put("msgThroughputIn", stats.throughput_in.into());
+        put("msgRateOut", rate_out.into());
+        put("msgThroughputOut", throughput_out.into());
+        put("bytesInCounter", stats.bytes_in.into());
+        put("msgInCounter", stats.messages_in.into());
+        put("systemTopicBytesInCounter", 0.into());
+        put("bytesOutCounter", bytes_out.into());
+        put("msgOutCounter", messages_out.into());
+        put("bytesOutInternalCounter", 0.into());
+        put(
+            "averageMsgSize",
+            average(stats.throughput_in, stats.rate_in).into(),
+        );
+        put("msgChunkPublished", stats.chunked.into());
+        put("storageSize", stats.storage_size.into());
+        put("backlogSize", backlog_size.into());
+        put("backlogQuotaLimitSize", limit.into());
+        put("backlogQuotaLimitTime", limit.into());
+        put(
+            "oldestBacklogMessageAgeSeconds",
+            if owned { limit } else { 0 }.into(),
+        );
+        put("publishRateLimitedTimes", stats.rate_limited.into());
+        for name in [
+            "earliestMsgPublishTimeInBacklogs",
+            "offloadedStorageSize",
+            "lastOffloadLedgerId",
+            "lastOffloadSuccessTimeStamp",
+            "lastOffloadFailureTimeStamp",
+            "ongoingTxnCount",
+            "abortedTxnCount",
+            "committedTxnCount",
+        ] {
+            put(name, 0.into());
+        }
+        let publishers: Vec<Value> = match self.publishers {
+            true => stats
+                .publishers
+                .iter()
+                .map(|each| self.publisher(each))
+                .collect(),
+            false => Vec::new(),
+        };
+        let subscriptions: Map<String, Value> = stats
+            .subscriptions
+            .iter()
+            .map(|(name, sub)| (name.clone(), self.subscription(sub)))
+            .collect();
+        let (publishers, subscriptions) = (Value::from(publishers), Value::Object(subscriptions));
+        let replication = Value::Object(Map::new());
+        if self.persistent {
+            put("publishers", publishers.clone());
+        }
+        put("waitingPublishers", stats.waiting_publishers.into());
+        if self.persistent {
+            put("subscriptions", subscriptions.clone());
+            put("replication", replication.clone());
+            if owned {
+                let deduplication = if stats.deduplication {
+                    "Enabled"
+                } else {
+                    "Disabled"
+                };
+                put("deduplicationStatus", deduplication.into());
+            }
+        }
+        if let Some(epoch) = stats.epoch.filter(|_| self.persistent) {
+            put("topicEpoch", epoch.into());
+        }
+        put("nonContiguousDeletedMessagesRanges", ranges.into());
+        put("nonContiguousDeletedMessagesRangesSerializedSize", 0.into());
+        put("delayedMessageIndexSizeInBytes", 0.into());
+        put(
+            "compaction",
+            json!({
+                "lastCompactionRemovedEventCount": 0,
+                "lastCompactionSucceedTimestamp": 0,
+                "lastCompactionFailedTimestamp": 0,
+                "lastCompactionDurationTimeInMills": 0,
+            }),
+        );
+        if owned {
+            put("ownerBroker", self.owner.into());
+        }
+        let (created, published) = match self.persistent {
+            true => (stats.created_ms, stats.last_publish_ms),
+            false => (0, 0),
+        };
+        put("topicCreationTimeStamp", created.into());
+        put("lastPublishTimeStamp", published.into());
+        if !self.persistent {
+            put("msgDropRate", stats.drop_rate.into());
+            put("publishers", publishers);
+            put("subscriptions", subscriptions);
+            put("replication", replication);
+        }
+        all
+    }
+
+    fn peer(&self, session: SessionRef) -> SessionInfo {
+        self.peers.get(&session).cloned().unwrap_or_default()
+    }
+
+    fn publisher(&self, stats: &ProducerStats) -> Value {
+        let peer = self.peer(stats.session);
+        let mut value = json!({
+            "accessMode": stats.access_mode,
+            "msgRateIn": stats.rate_in,
+            "msgThroughputIn": stats.throughput_in,
+            "averageMsgSize": average(stats.throughput_in, stats.rate_in),
+            "chunkedMessageRate": 0.0,
+            "producerId": stats.id,
+            "supportsPartialProducer": false,
+            "producerName": stats.name,
+            "address": format!("/{}", peer.address),
+            "connectedSince": time(stats.connected_ms),
+            "clientVersion": peer.client_version,
+            "metadata": texts(&stats.metadata),
+        });
+        if !self.persistent
+            && let Some(object) = value.as_object_mut()
+        {
+            object.insert("msgDropRate".into(), stats.drop_rate.into());
+        }
+        value
+    }
+
+    fn subscription(&self, stats: &SubscriptionStats) -> Value {
+        let mut all = Map::new();
+        let mut put = |name: &str, value: Value| {
+            all.insert(name.to_owned(), value);
+        };
+        put("msgRateOut", stats.rate_out.into());
+        put("msgThroughputOut", stats.throughput_out.into());
+        put("bytesOutCounter", stats.bytes_out.into());
+        put("msgOutCounter", stats.messages_out.into());
+        put("msgRateRedeliver", stats.redeliver_rate.into());
+        put("messageAckRate", stats.ack_rate.into());
+        put("chunkedMessageRate", 0.0.into());
+        put("msgBacklog", stats.backlog.into());
+        put("backlogSize", stats.backlog_size.into());
+        put("earliestMsgPublishTimeInBacklog", 0.into());
+        put("oldestBacklogMessageAgeSeconds", (-1).into());
+        put(
+            "msgBacklogNoDelayed",
+            stats.backlog.saturating_sub(stats.delayed).into(),
+        );
+        put("blockedSubscriptionOnUnackedMsgs", stats.blocked.into());
+        put("msgDelayed", stats.delayed.into());
+        put("msgInReplay", stats.in_replay.into());
+        put("unackedMessages", stats.unacked.into());
+        put("type", stats.kind.into());
+        if let Some(active) = &stats.active_consumer {
+            put("activeConsumerName", active.as_str().into());
+        }
+        put("msgRateExpired", 0.0.into());
+        put("msgExpired", 0.into());
+        put("totalMsgExpired", 0.into());
+        put("lastExpireTimestamp", 0.into());
+        put("lastConsumedFlowTimestamp", 0.into());
+        put("lastConsumedTimestamp", stats.last_consumed_ms.into());
+        put("lastAckedTimestamp", stats.last_acked_ms.into());
+        put("lastMarkDeleteAdvancedTimestamp", 0.into());
+        let consumers: Vec<Value> = match self.consumers {
+            true => stats
+                .consumers
+                .iter()
+                .map(|each| self.consumer(each))
+                .collect(),
+            false => Vec::new(),
+        };
+        put("consumers", consumers.into());
+        put("isDurable", stats.durable.into());
+        put("isReplicated", false.into());
+        put("allowOutOfOrderDelivery", stats.allow_out_of_order.into());
+        if let Some(mode) = stats.key_shared_mode {
+            put("keySharedMode", mode.into());
+        }
+        let draining = stats
+            .consumers
+            .iter()
+            .flat_map(|consumer| &consumer.draining);
+        let unacked: u64 = draining
+            .clone()
+            .map(|(_, unacked, _)| u64::from(*unacked))
+            .sum();
+        let drained: u64 = stats
+            .consumers
+            .iter()
+            .map(|consumer| consumer.drained)
+            .sum();
+        put("drainingHashesCount", draining.count().into());
+        put("drainingHashesClearedTotal", drained.into());
+        put("drainingHashesUnackedMessages", unacked.into());
+        put(
+            "nonContiguousDeletedMessagesRanges",
+            stats.ack_ranges.into(),
+        );
+        put("nonContiguousDeletedMessagesRangesSerializedSize", 0.into());
+        put("delayedMessageIndexSizeInBytes", 0.into());
+        put("subscriptionProperties", texts(&stats.properties));
+        for name in [
+            "filterProcessedMsgCount",
+            "filterAcceptedMsgCount",
+            "filterRejectedMsgCount",
+            "filterRescheduledMsgCount",
+            "dispatchThrottledMsgEventsBySubscriptionLimit",
+            "dispatchThrottledBytesEventsBySubscriptionLimit",
+            "dispatchThrottledMsgEventsByTopicLimit",
+            "dispatchThrottledBytesEventsByTopicLimit",
+            "dispatchThrottledMsgEventsByBrokerLimit",
+            "dispatchThrottledBytesEventsByBrokerLimit",
+        ] {
+            put(name, 0.into());
+        }
+        if !self.persistent {
+            put("msgDropRate", stats.drop_rate.into());
+        }
+        put("replicated", false.into());
+        put("durable", stats.durable.into());
+        Value::Object(all)
+    }
+
+    fn consumer(&self, stats: &ConsumerStats) -> Value {
+        let peer = self.peer(stats.session);
+        let mut all = Map::new();
+        let mut put = |name: &str, value: Value| {
+            all.insert(name.to_owned(), value);
+        };
+        put("msgRateOut", stats.rate_out.into());
+        put("msgThroughputOut", stats.throughput_out.into());
+        put("bytesOutCounter", stats.bytes_out.into());
+        put("msgOutCounter", stats.messages_out.into());
+        put("msgRateRedeliver", stats.redeliver_rate.into());
+        put("messageAckRate", stats.ack_rate.into());
+        put("chunkedMessageRate", 0.0.into());
+        put("consumerName", stats.name.as_str().into());
+        put("availablePermits", stats.permits.into());
+        put("unackedMessages", stats.unacked.into());
+        put("avgMessagesPerEntry", stats.messages_per_entry.into());
+        put("blockedConsumerOnUnackedMsgs", stats.blocked.into());
+        let draining: u64 = stats
+            .draining
+            .iter()
+            .map(|(_, unacked, _)| u64::from(*unacked))
+            .sum();
+        put("drainingHashesCount", stats.draining.len().into());
+        put("drainingHashesClearedTotal", stats.drained.into());
+        put("drainingHashesUnackedMessages", draining.into());
+        if stats.key_ranges.is_some() {
+            let each = stats.draining.iter().map(|(hash, unacked, blocked)| {
+                json!({ "hash": hash, "unackMsgs": unacked, "blockedAttempts": blocked })
+            });
+            put("drainingHashes", each.collect());
+        }
+        put("address", format!("/{}", peer.address).into());
+        put("connectedSince", time(stats.connected_ms).into());
+        put("clientVersion", peer.client_version.into());
+        put("lastAckedTimestamp", stats.last_acked_ms.into());
+        put("lastConsumedTimestamp", stats.last_consumed_ms.into());
+        put("firstMessagesSentTimestamp", stats.first_sent_ms.into());
+        put("lastConsumedFlowTimestamp", 0.into());
+        put("firstConsumedFlowTimestamp", 0.into());
+        if let Some(ranges) = &stats.key_ranges {
+            let ranges = ranges.iter().map(|(from, to)| json!([from, to]));
+            put("keyHashRangeArrays", ranges.collect());
+        }
+        put("metadata", Value::Object(Map::new()));
+        put("lastAckedTime", time(stats.last_acked_ms).into());
+        put("lastConsumedTime", time(stats.last_consumed_ms).into());
+        Value::Object(all)
+    }
+}
+
+async fn internal_stats(State(shared): State<Shared>, target: Target) -> Answer {
+    if target.partitions.is_some() {
+        return Err(target.missing());
+    }
+    match shared.ask(&target.name, Ask::InternalStats).await? {
+        Reply::Internal(stats) => {
+            let persistent = target.is_persistent();
+            Ok(answer::value(&internal(&stats, persistent)))
+        }
+        Reply::NoTopic => Err(absent(&shared, &target).await?),
+        other => Err(target.error(other)),
+    }
+}
+
+async fn partitioned_internal_stats(State(shared): State<Shared>, target: Target) -> Answer {
+    let Some(partitions) = &target.partitions else {
+        return Err(not_partitioned(&target));
+    };
+    let names = target.topics();
+    let mut each = Map::new();
+    for (name, reply) in names
+        .iter()
+        .zip(shared.ask_topics(&names, || Ask::InternalStats).await?)
+    {
+        match reply {
+            Reply::Internal(stats) => {
+                let stats = internal(&stats, target.is_persistent());
+                each.insert(name.to_string(), stats);
+            }
+            Reply::NoTopic => {}
+            other => return Err(target.error(other)),
+        }
+    }
+    Ok(answer::value(
+        &json!({ "metadata": partitions.json(), "partitions": each }),
+    ))
+}
+
+fn position(at: Position) -> String {
+    format!("{}:{}", at.ledger, at.entry)
+}
+
+fn internal(stats: &InternalStats, persistent: bool) -> Value {
+    let current = stats.ledgers.last();
+    let mut all = Map::new();
+    let mut put = |name: &str, value: Value| {
+        all.insert(name.to_owned(), value);
+    };
+    put("entriesAddedCounter", stats.entries_added.into());
+    put("numberOfEntries", stats.entries.into());
+    put("totalSize", stats.bytes.into());
+    put(
+        "currentLedgerEntries",
+        current.map_or(0, |ledger| ledger.entries).into(),
+    );
+    put(
+        "currentLedgerSize",
+        current.map_or(0, |ledger| ledger.bytes).into(),
+    );
+    if persistent {
+        let opened = current.map_or(0, |ledger| ledger.opened_ms);
+        put("lastLedgerCreatedTimestamp", time(opened).into());
+    }
+    let waiting = stats
+        .cursors
+        .values()
+        .filter(|cursor| cursor.active)
+        .count();
+    put(
+        "waitingCursorsCount",
+        if persistent { waiting } else { 0 }.into(),
+    );
+    put("pendingAddEntriesCount", stats.pending.into());
+    if persistent {
+        let last = stats.last_confirmed.unwrap_or(Position::EARLIEST);
+        put("lastConfirmedEntry", position(last).into());
+        let state = if stats.terminated {
+            "Terminated"
+        } else {
+            "LedgerOpened"
+        };
+        put("state", state.into());
+        let last = stats.ledgers.len().saturating_sub(1);
+        let ledgers = stats.ledgers.iter().enumerate().map(|(index, ledger)| {
+            // The open ledger's size is not known yet, as Pulsar has it.
+            let (entries, size) = if index == last { (0, 0) } else { (ledger.entries, ledger.bytes) };
+            json!({
+                "ledgerId": ledger.id, "entries": entries, "size": size, "offloaded": false, "underReplicated": false,
+            })
+        });
+        put("ledgers", ledgers.collect());
+    }
+    let cursors: Map<String, Value> = stats
+        .cursors
+        .iter()
+        .map(|(name, stats)| (params::encode(name), cursor(stats, persistent)))
+        .collect();
+    put("cursors", Value::Object(cursors));
+    if persistent {
+        let properties = stats.properties.iter();
+        let properties: Map<String, Value> = properties
+            .map(|(key, value)| (key.clone(), Value::from(value.as_str())))
+            .collect();
+        put("properties", Value::Object(properties));
+        put("schemaLedgers", Value::Array(Vec::new()));
+        put(
+            "compactedLedger",
+            json!({ "ledgerId": -1, "entries": -1, "size": -1, "offloaded": false, "underReplicated": false }),
+        );
+    }
+    Value::Object(all)
+}
+
+/// Ranges as Pulsar writes them: open below, closed above.
+fn ranges(stats: &CursorStats) -> String {
+    let each: Vec<String> = stats
+        .ranges
+        .iter()
+        .map(|(first, last)| {
+            let open = Position::new(first.ledger, first.entry - 1);
+            format!("({}..{}]", position(open), position(*last))
+        })
+        .collect();
+    let more = stats.ranges_total.saturating_sub(each.len() as u64);
+    let more = if more > 0 {
+        format!(",... {more} more")
+    } else {
+        String::new()
+    };
+    format!("[{}{more}]", each.join(","))
+}
+
+fn cursor(stats: &CursorStats, persistent: bool) -> Value {
+    if !persistent {
+        return json!({
+            "waitingReadOp": false, "pendingReadOps": 0, "messagesConsumedCounter": 0, "cursorLedger": 0,
+            "cursorLedgerLastEntry": 0, "active": false, "numberOfEntriesSinceFirstNotAckedMessage": 0,
+            "totalNonContiguousDeletedMessagesRange": 0, "subscriptionHavePendingRead": false,
+            "subscriptionHavePendingReplayRead": false,
+        });
+    }
+    json!({
+        "markDeletePosition": position(stats.mark_delete),
+        "readPosition": position(stats.read),
+        "waitingReadOp": stats.active,
+        "pendingReadOps": 0,
+        "messagesConsumedCounter": stats.consumed,
+        // Cursors are part of the log, and have no ledger of their own.
+        "cursorLedger": -1,
+        "cursorLedgerLastEntry": -1,
+        "individuallyDeletedMessages": ranges(stats),
+        "lastLedgerSwitchTimestamp": time(0),
+        "state": "Open",
+        "active": stats.active,
+        "numberOfEntriesSinceFirstNotAckedMessage": stats.since_first_unacked,
+        "totalNonContiguousDeletedMessagesRange": stats.ranges_total,
+        "subscriptionHavePendingRead": stats.active,
+        "subscriptionHavePendingReplayRead": stats.replay,
+        "properties": {},
+    })
+}

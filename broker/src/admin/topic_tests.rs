@@ -1,0 +1,241 @@
+//! Topics and subscriptions over HTTP, with an engine behind it.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+
+use super::tests::{Core, Http};
+use serde_json::Value;
+use std::time::Duration;
+
+const TOPIC: &str = "/admin/v2/persistent/t/n/x";
+
+fn http() -> Http {
+    let http = Http::new();
+    // The namespace t/n is there; its tenant and the engine's view of it come by these.
+    http.is_status("PUT", "/admin/v2/clusters/standalone", "{}", 200);
+    http.is_status(
+        "PUT",
+        "/admin/v2/tenants/t",
+        r#"{"allowedClusters":["standalone"]}"#,
+        204,
+    );
+    http
+}
+
+impl Http {
+    fn is_status(&self, method: &str, path: &str, body: &str, status: u16) -> String {
+        let got = match body {
+            "" => self.call(method, path, "", ""),
+            body => self.json(method, path, body),
+        };
+        assert_eq!(got.status, status, "{method} {path}: {}", got.body);
+        got.body
+    }
+
+    fn value(&self, path: &str) -> Value {
+        serde_json::from_str(&self.is_status("GET", path, "", 200)).unwrap()
+    }
+}
+
+#[test]
+fn a_topic_is_made_listed_and_deleted_once() {
+    let http = http();
+    http.is_status("PUT", TOPIC, r#"{"a":"b"}"#, 204);
+    let again = http.is_status("PUT", TOPIC, "", 409);
+    assert_eq!(again, r#"{"reason":"This topic already exists"}"#);
+    assert_eq!(
+        http.value("/admin/v2/persistent/t/n"),
+        serde_json::json!(["persistent://t/n/x"])
+    );
+    assert_eq!(
+        http.value(&format!("{TOPIC}/properties")),
+        serde_json::json!({"a": "b"})
+    );
+    http.is_status("DELETE", &format!("{TOPIC}/properties?key=a"), "", 204);
+    assert_eq!(
+        http.value(&format!("{TOPIC}/properties")),
+        serde_json::json!({})
+    );
+    http.is_status("DELETE", TOPIC, "", 204);
+    http.is_status("DELETE", TOPIC, "", 404);
+    http.is_status("GET", &format!("{TOPIC}/stats"), "", 404);
+    // The name is free again, and nothing of the old topic comes back.
+    http.is_status("PUT", TOPIC, "", 204);
+    assert_eq!(
+        http.value(&format!("{TOPIC}/properties")),
+        serde_json::json!({})
+    );
+}
+
+#[test]
+fn partitions_grow_and_go_together() {
+    let http = http();
+    let partitions = format!("{TOPIC}/partitions");
+    http.is_status("PUT", &partitions, "3", 204);
+    http.is_status("PUT", TOPIC, "", 409);
+    http.is_status("PUT", &partitions, "3", 409);
+    http.is_status("PUT", "/admin/v2/persistent/t/n/y/partitions", "10001", 406);
+    http.is_status("POST", &partitions, "2", 422);
+    http.is_status("POST", &partitions, "5", 204);
+    assert_eq!(http.value(&partitions)["partitions"], 5);
+    assert_eq!(
+        http.value("/admin/v2/persistent/t/n")
+            .as_array()
+            .unwrap()
+            .len(),
+        5
+    );
+    assert_eq!(
+        http.value("/admin/v2/namespaces/t/n/topics")
+            .as_array()
+            .unwrap()
+            .len(),
+        5
+    );
+    let stats = http.value(&format!("{TOPIC}/partitioned-stats"));
+    assert_eq!(stats["partitions"].as_object().unwrap().len(), 5);
+    http.is_status("DELETE", TOPIC, "", 409);
+    http.is_status("DELETE", "/admin/v2/namespaces/t/n", "", 409);
+    http.is_status("DELETE", &partitions, "", 204);
+    http.is_status("DELETE", &partitions, "", 404);
+    assert_eq!(
+        http.value("/admin/v2/persistent/t/n"),
+        serde_json::json!([])
+    );
+    http.is_status("DELETE", "/admin/v2/namespaces/t/n", "", 204);
+    http.is_status("GET", "/admin/v2/persistent/t/n", "", 404);
+}
+
+#[test]
+fn subscriptions_are_made_moved_and_deleted() {
+    let http = http();
+    let sub = format!("{TOPIC}/subscription/s");
+    http.is_status("PUT", TOPIC, "", 204);
+    http.is_status("PUT", &sub, r#""earliest""#, 204);
+    http.is_status("PUT", &sub, r#""earliest""#, 409);
+    http.is_status(
+        "PUT",
+        &format!("{TOPIC}/subscription/u"),
+        r#""nosuch""#,
+        400,
+    );
+    for path in ["skip_all", "skip/3", "resetcursor/0"] {
+        http.is_status("POST", &format!("{sub}/{path}"), "", 204);
+        http.is_status(
+            "POST",
+            &format!("{TOPIC}/subscription/none/{path}"),
+            "",
+            404,
+        );
+    }
+    http.is_status(
+        "POST",
+        &format!("{sub}/resetcursor"),
+        r#"{"ledgerId":9,"entryId":9}"#,
+        204,
+    );
+    http.is_status("POST", &format!("{sub}/expireMessages/1"), "", 409);
+    http.is_status("GET", &format!("{sub}/position/1"), "", 404);
+    http.is_status("GET", &format!("{sub}/position/0"), "", 500);
+    http.is_status("GET", &format!("{sub}/position/x"), "", 404);
+    assert_eq!(
+        http.value(&format!("{TOPIC}/subscriptions")),
+        serde_json::json!(["s"])
+    );
+    http.is_status("DELETE", &sub, "", 204);
+    http.is_status("DELETE", &sub, "", 404);
+}
+
+#[test]
+fn a_topic_ends_once_and_for_all() {
+    let http = http();
+    http.is_status("POST", &format!("{TOPIC}/terminate"), "", 404);
+    http.is_status("PUT", TOPIC, "", 204);
+    let first = http.is_status("POST", &format!("{TOPIC}/terminate"), "", 200);
+    assert_eq!(
+        http.is_status("POST", &format!("{TOPIC}/terminate"), "", 200),
+        first
+    );
+    let internal = http.value(&format!("{TOPIC}/internalStats"));
+    assert_eq!(internal["state"], "Terminated");
+    http.is_status("POST", "/admin/v2/non-persistent/t/n/x/terminate", "", 406);
+}
+
+#[test]
+fn schemas_get_versions() {
+    let http = http();
+    let at = |path: &str| format!("/admin/v2/schemas/t/n/x/{path}");
+    let record = |fields: &str| {
+        let schema = format!(r#"{{"type":"record","name":"R","fields":[{fields}]}}"#);
+        serde_json::json!({"type": "AVRO", "schema": schema, "properties": {"p": "q"}}).to_string()
+    };
+    let first = record(r#"{"name":"a","type":"string"}"#);
+    let wrong = record(r#"{"name":"a","type":"int"}"#);
+    http.is_status("GET", &at("schema"), "", 404);
+    for _ in 0..2 {
+        let body = http.is_status("POST", &at("schema"), &first, 200);
+        assert_eq!(body, r#"{"version":{"version":0}}"#);
+    }
+    http.is_status("POST", &at("schema"), &wrong, 409);
+    http.is_status("POST", &at("compatibility"), &first, 202);
+    http.is_status("POST", &at("compatibility"), &wrong, 500);
+    http.is_status(
+        "POST",
+        &at("schema"),
+        r#"{"type":"AVRO","schema":"no"}"#,
+        422,
+    );
+    http.is_status(
+        "POST",
+        &at("schema"),
+        r#"{"type":"NOSUCH","schema":""}"#,
+        500,
+    );
+    assert_eq!(http.value(&at("schema/0"))["properties"]["p"], "q");
+    assert_eq!(
+        http.is_status("POST", &at("version"), &wrong, 200),
+        r#"{"version":-1}"#
+    );
+    assert_eq!(
+        http.is_status("DELETE", &at("schema"), "", 200),
+        r#"{"version":1}"#
+    );
+    http.is_status("GET", &at("schema"), "", 404);
+}
+
+#[test]
+fn a_core_that_does_not_answer_is_told_of() {
+    let http = Http::with(Duration::from_millis(50));
+    for does in [Core::Hangs, Core::Full, Core::DiskHangs] {
+        *http.fake.core.lock().unwrap() = does;
+        let body = http.is_status("PUT", TOPIC, "", 504);
+        assert!(body.contains("Core 0 did not answer"), "{body}");
+    }
+    *http.fake.core.lock().unwrap() = Core::Answers;
+    http.is_status("GET", "/admin/v2/persistent/t/n", "", 200);
+}
+
+#[test]
+fn bodies_are_bounded_and_deep_ones_refused() {
+    let http = http();
+    let large = format!(r#"{{"a":"{}"}}"#, "x".repeat(2 << 20));
+    assert_eq!(http.json("PUT", TOPIC, &large).status, 413);
+    let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+    http.is_status("PUT", TOPIC, &deep, 400);
+}
+
+#[test]
+fn what_is_not_served_says_so() {
+    let http = http();
+    let got = http.get("/admin/v2/broker-stats/mbeans");
+    assert_eq!(got.status, 501);
+    assert!(
+        got.body.contains("not served by this version"),
+        "{}",
+        got.body
+    );
+    assert_eq!(
+        http.call("PATCH", "/admin/v2/tenants/t", "", "").status,
+        405
+    );
+    assert_eq!(http.get("/admin/v2/nosuch").status, 404);
+}
