@@ -60,13 +60,13 @@ async fn list(State(shared): State<Shared>, target: Target) -> Answer {
 }
 
 /// A position, and the properties beside it.
-type Target = (CursorTarget, Map<String, Value>);
+type Place = (CursorTarget, Map<String, Value>);
 
 /// What a body says about a position, and properties that it may have.
 ///
 /// # Errors
 /// 400 if it is none.
-fn cursor_target(body: &Value) -> Result<Option<Target>, Refusal> {
+fn cursor_target(body: &Value) -> Result<Option<Place>, Refusal> {
     let at = |position| CursorTarget {
         position,
         batch_index: -1,

@@ -239,6 +239,8 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        // What does not keep anything does not wait for anybody.
+        let waits = seeking && !topic.is_volatile();
         let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return;
         };
@@ -250,7 +252,7 @@ impl Topics {
             let mark_delete = mark_delete(&topic.state, sub);
             sub.rewind(mark_delete);
             if sub.cursor.is_none() {
-                if seeking && !topic.is_volatile() {
+                if waits {
                     let until = now.ms + ORPHAN_MS;
                     sub.orphaned_until = Some(until);
                     self.orphans.insert((until, slot, sub_slot));

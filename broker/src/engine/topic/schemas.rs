@@ -34,7 +34,7 @@ impl Topic {
             .map(|(_, consumer)| consumer);
         self.producers.is_empty()
             && self.state.ledgers.entries() == 0
-            && self.entries_in == 0
+            && (!self.is_volatile() || self.entries_added == 0)
             && consumers.all(|consumer| consumer.any_schema)
     }
 }

@@ -167,14 +167,14 @@ fn needs_log(ask: &Ask) -> bool {
         | Ask::Subscriptions
         | Ask::Unload
         | Ask::Terminate
+        | Ask::Truncate
         | Ask::Properties
         | Ask::SetProperties(_) => false,
         Ask::Subscription { ask, .. } => !matches!(
             ask,
             SubscriptionAsk::Delete { .. } | SubscriptionAsk::Properties
         ),
-        Ask::Truncate
-        | Ask::LastMessageId
+        Ask::LastMessageId
         | Ask::MessageIdByTime(_)
         | Ask::Examine { .. }
         | Ask::Entry(_)

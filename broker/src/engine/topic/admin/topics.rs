@@ -1,8 +1,8 @@
 //! Topics as a whole: made, listed, deleted, unloaded, emptied.
 
-use super::super::Topics;
 use super::super::lanes::Pending;
 use super::super::operation::{Operation, Then};
+use super::super::{Topic, Topics};
 use super::reply;
 use crate::engine::admin::{Answer, Asker};
 use crate::engine::context::Context;
@@ -215,6 +215,14 @@ impl Topics {
 
     /// Every subscription moves to the end; what was stored goes.
     pub(super) fn truncate(&mut self, cx: &mut Context, asker: Asker, slot: u32, now: Now) {
+        if self
+            .topics
+            .get(slot as usize)
+            .is_some_and(Topic::is_volatile)
+        {
+            // Nothing is stored, and nobody has anything in front of it.
+            return reply(cx, asker, Answer::Done);
+        }
         for sub in self.sub_slots(slot) {
             let end = self.topics.get(slot as usize).map(|topic| topic.confirmed);
             if let Some(end) = end {
