@@ -32,4 +32,5 @@ mod schemas;
 mod sim;
 mod sources;
 mod terminate;
+mod volatile;
 mod watching;

@@ -208,6 +208,7 @@ fn sum(all: &[&TopicStats]) -> TopicStats {
     };
     for each in all {
         sum.rate_in += each.rate_in;
+        sum.drop_rate += each.drop_rate;
         sum.throughput_in += each.throughput_in;
         sum.messages_in += each.messages_in;
         sum.bytes_in += each.bytes_in;
@@ -226,6 +227,7 @@ fn sum(all: &[&TopicStats]) -> TopicStats {
                 Some(known) => {
                     known.rate_in += publisher.rate_in;
                     known.throughput_in += publisher.throughput_in;
+                    known.drop_rate += publisher.drop_rate;
                 }
                 None => sum.publishers.push(ProducerStats {
                     id: 0,
@@ -252,6 +254,7 @@ fn add(sum: &mut SubscriptionStats, each: &SubscriptionStats) {
         sum.properties.clone_from(&each.properties);
     }
     sum.rate_out += each.rate_out;
+    sum.drop_rate += each.drop_rate;
     sum.throughput_out += each.throughput_out;
     sum.messages_out += each.messages_out;
     sum.bytes_out += each.bytes_out;
@@ -411,7 +414,7 @@ impl View<'_> {
         put("topicCreationTimeStamp", created.into());
         put("lastPublishTimeStamp", published.into());
         if !self.persistent {
-            put("msgDropRate", 0.0.into());
+            put("msgDropRate", stats.drop_rate.into());
             put("publishers", publishers);
             put("subscriptions", subscriptions);
             put("replication", replication);
@@ -442,7 +445,7 @@ impl View<'_> {
         if !self.persistent
             && let Some(object) = value.as_object_mut()
         {
-            object.insert("msgDropRate".into(), 0.0.into());
+            object.insert("msgDropRate".into(), stats.drop_rate.into());
         }
         value
     }
@@ -536,7 +539,7 @@ impl View<'_> {
             put(name, 0.into());
         }
         if !self.persistent {
-            put("msgDropRate", 0.0.into());
+            put("msgDropRate", stats.drop_rate.into());
         }
         put("replicated", false.into());
         put("durable", stats.durable.into());

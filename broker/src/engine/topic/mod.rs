@@ -28,6 +28,7 @@ mod sticky;
 mod subscription;
 mod terminate;
 mod unacked;
+mod volatile;
 mod watched;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,9 +55,10 @@ use self::schemas::Opening;
 pub(super) use self::schemas::post_ask;
 use self::subscription::{ORPHAN_MS, Subscription};
 use self::unacked::CoreUnacked;
+use self::volatile::Volatile;
 use super::context::Context;
 use super::message::{ClientKey, ClientRef, CoreId, Message};
-use super::name::TopicName;
+use super::name::{Domain, TopicName};
 use super::reply;
 use super::time::Now;
 use crate::store::log::{Lane, LaneState, LedgerInfo, Position, Record, TopicState};
@@ -99,6 +101,8 @@ pub(super) struct Topic {
     ended: bool,
     /// Subscriptions whose consumers know that nothing more comes.
     end_told: BTreeSet<u32>,
+    /// Since when nobody was seen to use a non-persistent topic, monotonic milliseconds.
+    unused_since: Option<u64>,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
     /// Its resource group among the core's.
@@ -130,6 +134,7 @@ impl Topic {
             deleted: false,
             ended: state.terminated.is_some(),
             end_told: BTreeSet::new(),
+            unused_since: None,
             rate: None,
             group: None,
             rate_limited: 0,
@@ -228,6 +233,7 @@ pub(super) struct Topics {
     takeovers: BTreeSet<(u64, u32, u32)>,
     /// Messages that consumers of this core's topics hold.
     unacked: CoreUnacked,
+    volatile: Volatile,
 }
 
 impl Topics {
@@ -255,6 +261,7 @@ impl Topics {
             orphans: BTreeSet::new(),
             takeovers: BTreeSet::new(),
             unacked: CoreUnacked::default(),
+            volatile: Volatile::default(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -320,6 +327,9 @@ impl Topics {
         }
         let shard = name.shard(cx.shards);
         let lane = (shard / u32::from(cx.cores.max(1))) as usize;
+        if name.domain() == Domain::NonPersistent {
+            return Some(self.create_volatile(cx, name, lane, now));
+        }
         let seat = self.lanes.get_mut(lane)?;
         let id = seat.next_topic;
         seat.next_topic += 1;
@@ -349,10 +359,11 @@ impl Topics {
                 send,
                 num_messages,
                 awaits,
+                surplus,
                 refused,
                 frame,
             } => {
-                self.publish(cx, send, num_messages, refused, &frame, now);
+                self.publish(cx, send, num_messages, surplus, refused, &frame, now);
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
@@ -538,6 +549,7 @@ impl Topics {
             takeovers,
             self.rates.next_wakeup(),
             self.sweep.next_wakeup(),
+            self.volatile.next_wakeup(),
         ]
         .into_iter()
         .flatten()
@@ -550,6 +562,7 @@ impl Topics {
         self.tick_rates(cx, now);
         self.sweep_sequences(cx, now);
         self.tick_failover(cx, now);
+        self.sweep_volatile(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;
