@@ -550,7 +550,7 @@ fn partitions_and_lists() {
     assert_eq!(list(&mut client, &mut world, Mode::NonPersistent), volatile);
     assert_eq!(
         list(&mut client, &mut world, Mode::Persistent),
-        [persistent.clone()]
+        std::slice::from_ref(&persistent)
     );
     assert_eq!(
         list(&mut client, &mut world, Mode::All),
