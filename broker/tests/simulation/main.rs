@@ -33,4 +33,5 @@ mod sim;
 mod sources;
 mod terminate;
 mod volatile;
+mod volatile_runs;
 mod watching;
