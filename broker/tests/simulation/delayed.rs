@@ -16,6 +16,8 @@ const BOTH: [SubType; 2] = [SubType::Shared, SubType::KeyShared];
 
 fn world(change: impl Fn(&mut Settings)) -> (World, String, Client) {
     let mut config = WorldConfig::default();
+    // Time passes here without anybody to answer a PING.
+    config.settings.keep_alive_interval_seconds = 1_000_000;
     change(&mut config.settings);
     let mut world = World::new(config);
     let topic = world.topic_on(1, "t");
