@@ -31,6 +31,7 @@ NOT_SERVED = {
     61: "migration of a cluster",
     355: "offload policies",
     **{n: "permissions of a subscription" for n in (369, 370, 371)},
+    440: "non-persistent topics",
     483: "internal-info",
     520: "backlog size",
     **{n: "analyzing a backlog" for n in (521, 522, 523)},
@@ -47,13 +48,21 @@ NOT_SERVED = {
 # Calls whose status is the same and whose body differs, and why.
 DIFFERS = {
     361: "offload thresholds are kept where they were set, not in offload policies",
+    442: "follows 440",
+    444: "follows 440",
+    445: "follows 440",
     446: "Vela has no system topics",
     481: "ledgers have no metadata of their own",
     589: "subscriptions are looked at in the order of their names: another one is named",
+    590: "another partition may be named",
+    591: "another partition may be named",
     594: "follows 593",
     777: "follows 775",
+    799: "says what is wrong in words of its own",
     860: "clients make topics again at once, sooner or later than this call",
 }
+# Calls that are about what a call that is not served made.
+SKIPPED = {n: "a non-persistent topic with clients" for n in (491, 492, 493, 496, 861, 862)}
 # Calls whose status differs, and why.
 STATUS_DIFFERS = {
     918: (204, "replication_clusters null counts as not given; Pulsar fails"),
@@ -149,11 +158,15 @@ def differences(expected, got, path=""):
 class Replay:
     def __init__(self, broker):
         self.broker, self.clients, self.ledger, self.now = broker, Clients(broker), None, None
+        self.partition = 1
 
     def ours(self, text):
         """A recorded text with our addresses, ledger and time."""
         text = text.replace(RECORDED_WEB, self.broker.admin.removeprefix("http://"))
         text = text.replace(RECORDED_BINARY, self.broker.url.removeprefix("pulsar://"))
+        if self.partition != 1:
+            swap = {"1": str(self.partition), str(self.partition): "1"}
+            text = re.sub(r"(/pt-partition-)(\d)", lambda found: found[1] + swap.get(found[2], found[2]), text)
         if self.ledger is not None:
             text = re.sub(rf'("ledgerId": ?){LEDGER}\b', rf"\g<1>{self.ledger}", text)
             text = re.sub(rf"\b{LEDGER}:(\d+)", rf"{self.ledger}:\1", text)
@@ -192,6 +205,10 @@ class Replay:
         if call["n"] == 474:
             internal = json.loads(self.broker.http("/admin/v2/persistent/op/ns1/t1/internalStats"))
             self.ledger = int(internal["lastConfirmedEntry"].split(":")[0])
+        if call["n"] == 484:
+            # Which partition a client begins with is its own choice.
+            stats = json.loads(self.broker.http("/admin/v2/persistent/op/ns1/pt/partitioned-stats"))["partitions"]
+            self.partition = next(int(name[-1]) for name, each in stats.items() if each["msgInCounter"])
         if call["n"] == 503:
             self.now = int(time.time() * 1000) + 1
         return failed
@@ -262,6 +279,8 @@ def test_recorded_calls_are_answered_as_recorded(make_broker):
                 status, _, text = replay.send({"method": method, "path": path, "body": body, "n": 0})
                 assert status == 204, text
         number = call["n"]
+        if number in SKIPPED:
+            continue
         failures += replay.prepare(call)
         if number in NOT_SERVED:
             status, _, body = replay.send(call)

@@ -81,6 +81,11 @@ const COUNTERS: &[PerCore] = &[
         value: |core| core.acks,
     },
     PerCore {
+        name: "vela_messages_dropped_total",
+        help: "Messages of non-persistent topics that a subscription could give to nobody, or that their connection sent too many of",
+        value: |core| core.messages_dropped,
+    },
+    PerCore {
         name: "vela_publish_errors_total",
         help: "Publishes refused",
         value: |core| core.publish_errors,
@@ -187,6 +192,11 @@ const MEMORY_COUNTERS: &[OfMemory] = &[
         name: "vela_frame_evictions_total",
         help: "Connections closed because others waited for the memory of their slow frame",
         value: |memory| memory.frames_evicted,
+    },
+    OfMemory {
+        name: "vela_frame_trickles_total",
+        help: "Times a frame began to come by a few bytes at a time",
+        value: |memory| memory.trickles,
     },
 ];
 

@@ -79,6 +79,8 @@ pub struct CoreSample {
     pub bytes_out: u64,
     /// Message ids acknowledged since the start.
     pub acks: u64,
+    /// Messages of non-persistent topics that nobody could take, since the start.
+    pub messages_dropped: u64,
     /// Publishes refused since the start.
     pub publish_errors: u64,
     /// Connections closed because of what they sent, since the start.
@@ -128,6 +130,8 @@ pub struct MemorySample {
     pub releases: u64,
     /// Connections closed because a frame made no progress.
     pub frames_stood: u64,
+    /// Times a frame began to come by a few bytes at a time.
+    pub trickles: u64,
     /// Connections closed because others waited for the memory of their slow frame.
     pub frames_evicted: u64,
 }

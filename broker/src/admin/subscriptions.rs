@@ -59,11 +59,14 @@ async fn list(State(shared): State<Shared>, target: Target) -> Answer {
     Ok(answer::value(&all.into_iter().map(Value::from).collect()))
 }
 
+/// A position, and the properties beside it.
+type Place = (CursorTarget, Map<String, Value>);
+
 /// What a body says about a position, and properties that it may have.
 ///
 /// # Errors
 /// 400 if it is none.
-fn cursor_target(body: &Value) -> Result<Option<(CursorTarget, Map<String, Value>)>, Refusal> {
+fn cursor_target(body: &Value) -> Result<Option<Place>, Refusal> {
     let at = |position| CursorTarget {
         position,
         batch_index: -1,

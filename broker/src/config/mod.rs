@@ -200,6 +200,30 @@ settings! {
     broker_publisher_throttling_max_byte_rate: u64 = 0,
     "brokerPublisherThrottlingMaxByteRate" in 0..=9223372036854775807 as "bytes/second", dynamic;
 
+    /// Serve persistent topics.
+    enable_persistent_topics: bool = true,
+    "enablePersistentTopics";
+
+    /// Serve non-persistent topics.
+    enable_non_persistent_topics: bool = true,
+    "enableNonPersistentTopics";
+
+    /// Messages of one connection to non-persistent topics that may wait for their receipt; more are dropped.
+    max_concurrent_non_persistent_message_per_connection: u64 = 1000,
+    "maxConcurrentNonPersistentMessagePerConnection" in 0..=10000000 as "messages", dynamic;
+
+    /// Delete topics that nobody uses. In this version: non-persistent ones, when they have neither producers nor subscriptions.
+    broker_delete_inactive_topics_enabled: bool = true,
+    "brokerDeleteInactiveTopicsEnabled", dynamic;
+
+    /// How often unused topics are looked for.
+    broker_delete_inactive_topics_frequency_seconds: u64 = 60,
+    "brokerDeleteInactiveTopicsFrequencySeconds" in 1..=31536000 as "seconds", dynamic;
+
+    /// How long a topic must have been unused to be deleted. 0: brokerDeleteInactiveTopicsFrequencySeconds.
+    broker_delete_inactive_topics_max_inactive_duration_seconds: u64 = 0,
+    "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds" in 0..=31536000 as "seconds", dynamic;
+
     /// Create a topic when a client first names it.
     allow_auto_topic_creation: bool = true,
     "allowAutoTopicCreation", dynamic;
@@ -439,7 +463,7 @@ settings! {
     in_progress_request_frame_memory_limit_enabled: Mode = Mode::Auto,
     "inProgressRequestFrameMemoryLimitEnabled", dynamic;
 
-    /// From 75 % of that limit, stop connections that retain more than their share of it before all others.
+    /// From 75 % of that limit, stop connections that retain more than their share of it before all others; and where several connections publish, let none have more than its share of 3 MiB per core unanswered.
     memory_fairness: Switch = Switch::On,
     "memoryFairness";
 

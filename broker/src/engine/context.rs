@@ -4,12 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use vela_codec::Accounting;
 use vela_limiter::HoldCounts;
 
 use super::admin::{Answer, Asker};
 use super::message::{CoreId, Message, TerminateError};
 use super::metadata::Metadata;
 use super::settings::{ServiceAddress, Settings};
+use super::time::Now;
 use super::watch::WatchIndex;
 use crate::store::chunk::Chunk;
 use crate::store::log::Position;
@@ -76,6 +78,9 @@ pub struct Counters {
     pub messages_out: u64,
     /// Bytes delivered.
     pub bytes_out: u64,
+    /// Messages of non-persistent topics that nobody could take: one per subscription that missed it, or that its connection sent while
+    /// too many were unanswered.
+    pub messages_dropped: u64,
     /// Acknowledged ids.
     pub acks: u64,
     /// SENDs refused.
@@ -104,6 +109,8 @@ pub struct Context {
     pub pending_bytes: u64,
     /// They hold every connection of the core.
     pub bytes_held: bool,
+    /// How many of its connections publish.
+    pub(super) publishers: Publishers,
     /// Some publish rate limits something: each publish is charged before the next frame of its connection is handed on.
     pub rate_limited: bool,
     /// Where clients are sent.
@@ -112,6 +119,8 @@ pub struct Context {
     pub metadata: Metadata,
     /// Effects of this turn.
     pub effects: Effects,
+    /// What copies of receive memory are counted in, as that memory is.
+    pub accounting: Option<Arc<dyn Accounting>>,
     /// Counters.
     pub counters: Counters,
     /// Policies changed: rates are to be taken over at the end of the turn.
@@ -121,7 +130,51 @@ pub struct Context {
     pub(super) local: VecDeque<Message>,
 }
 
+/// Connections of a core that have published lately: in the running second or in the one before it.
+#[derive(Default, Debug)]
+pub(super) struct Publishers {
+    second: u64,
+    now: u32,
+    before: u32,
+}
+
+impl Publishers {
+    /// A connection publishes; `last` is the second in which it last did, 0 before its first time.
+    pub(super) fn note(&mut self, last: &mut u64, now: Now) {
+        let second = now.ms / 1000 + 1;
+        if *last == second {
+            return;
+        }
+        *last = second;
+        if self.second != second {
+            self.before = if self.second + 1 == second {
+                self.now
+            } else {
+                0
+            };
+            (self.second, self.now) = (second, 0);
+        }
+        self.now += 1;
+    }
+
+    fn count(&self) -> u32 {
+        self.now.max(self.before)
+    }
+}
+
+/// Bytes of unanswered SENDs that the publishing connections of a core share, if there are several: what keeps a lane's storage busy
+/// (two writes of a chunk each, and the chunk that fills meanwhile). More would only make everybody wait longer.
+const SHARED_BYTES: u64 = 3 << 20;
+
 impl Context {
+    /// Bytes of unanswered SENDs above which a connection waits for its own, so that those of others do not wait behind them.
+    pub(super) fn publish_share(&self) -> u64 {
+        match self.publishers.count() {
+            several @ 2.. if self.settings.memory_fairness => SHARED_BYTES / u64::from(several),
+            _ => u64::MAX,
+        }
+    }
+
     /// Takes over settings.
     pub(super) fn configure(&mut self, settings: Arc<Settings>) {
         let bytes = u64::try_from(settings.max_message_publish_buffer_bytes).unwrap_or(0);

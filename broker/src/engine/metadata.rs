@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::name::{Domain, TopicName};
+use super::name::TopicName;
 use super::schema::SchemaPolicy;
 
 /// Keys of namespaces: `namespace/TENANT/NAMESPACE`.
@@ -330,10 +330,7 @@ impl Metadata {
 
 /// May a first use make this a partitioned topic? Dead-letter and retry topics never are.
 pub(crate) fn may_be_partitioned(name: &TopicName) -> bool {
-    name.domain() == Domain::Persistent
-        && name.partition() < 0
-        && !name.local().ends_with("-DLQ")
-        && !name.local().ends_with("-RETRY")
+    name.partition() < 0 && !name.local().ends_with("-DLQ") && !name.local().ends_with("-RETRY")
 }
 
 #[cfg(test)]

@@ -46,6 +46,8 @@ pub struct Settings {
     pub pause_receiving_cooldown_period_ms: u32,
     /// Bytes of unanswered SENDs at which connections wait, over all cores; 0 or less = no limit.
     pub max_message_publish_buffer_bytes: i64,
+    /// Connections with more than their share of the unanswered SENDs wait for their own.
+    pub memory_fairness: bool,
     /// What throttles do with frames that have been read.
     pub publish_pacing: PublishPacing,
     /// Publish rate of each topic, messages per second; 0 = no limit. A namespace's own rate wins.
@@ -56,6 +58,18 @@ pub struct Settings {
     pub broker_publisher_throttling_max_message_rate: u64,
     /// The same in bytes per second.
     pub broker_publisher_throttling_max_byte_rate: u64,
+    /// Persistent topics are served.
+    pub enable_persistent_topics: bool,
+    /// Non-persistent topics are served.
+    pub enable_non_persistent_topics: bool,
+    /// Unanswered SENDs of a connection to non-persistent topics beyond which more are dropped.
+    pub max_concurrent_non_persistent_message_per_connection: u32,
+    /// Non-persistent topics that nobody uses are forgotten.
+    pub broker_delete_inactive_topics_enabled: bool,
+    /// How often unused topics are looked for, milliseconds.
+    pub broker_delete_inactive_topics_frequency_ms: u64,
+    /// How long an unused topic stays, milliseconds; 0 = as long as the time between two looks.
+    pub broker_delete_inactive_topics_max_inactive_duration_ms: u64,
     /// Topics appear on first use.
     pub allow_auto_topic_creation: bool,
     /// What appears then.
@@ -157,11 +171,18 @@ impl Default for Settings {
             pause_receiving_cooldown_permits: 5,
             pause_receiving_cooldown_period_ms: 10,
             max_message_publish_buffer_bytes: 0,
+            memory_fairness: true,
             publish_pacing: PublishPacing::Frame,
             max_publish_rate_per_topic_in_messages: 0,
             max_publish_rate_per_topic_in_bytes: 0,
             broker_publisher_throttling_max_message_rate: 0,
             broker_publisher_throttling_max_byte_rate: 0,
+            enable_persistent_topics: true,
+            enable_non_persistent_topics: true,
+            max_concurrent_non_persistent_message_per_connection: 1000,
+            broker_delete_inactive_topics_enabled: true,
+            broker_delete_inactive_topics_frequency_ms: 60_000,
+            broker_delete_inactive_topics_max_inactive_duration_ms: 0,
             allow_auto_topic_creation: true,
             allow_auto_topic_creation_type: AutoTopicType::NonPartitioned,
             default_num_partitions: 1,

@@ -5,7 +5,7 @@
 
 use super::capacity;
 use crate::admin::Configuration;
-use crate::config::{self, BufferSize, Settings, TopicType, definition};
+use crate::config::{self, BufferSize, Settings, Switch, TopicType, definition};
 use crate::engine::{self, AutoTopicType};
 use crate::logging;
 use std::collections::BTreeMap;
@@ -176,6 +176,7 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_pending_publish_requests_per_connection: to_u32(
             settings.max_pending_publish_requests_per_connection,
         ),
+        memory_fairness: settings.memory_fairness == Switch::On,
         pause_receiving_if_unwritable: settings
             .pulsar_channel_pause_receiving_requests_if_unwritable,
         write_buffer_high_water_mark: to_u32(settings.pulsar_channel_write_buffer_high_water_mark),
@@ -194,6 +195,18 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         broker_publisher_throttling_max_byte_rate: settings
             .broker_publisher_throttling_max_byte_rate,
         max_message_publish_buffer_bytes: publish_buffer(settings),
+        enable_persistent_topics: settings.enable_persistent_topics,
+        enable_non_persistent_topics: settings.enable_non_persistent_topics,
+        max_concurrent_non_persistent_message_per_connection: to_u32(
+            settings.max_concurrent_non_persistent_message_per_connection,
+        ),
+        broker_delete_inactive_topics_enabled: settings.broker_delete_inactive_topics_enabled,
+        broker_delete_inactive_topics_frequency_ms: settings
+            .broker_delete_inactive_topics_frequency_seconds
+            .saturating_mul(1000),
+        broker_delete_inactive_topics_max_inactive_duration_ms: settings
+            .broker_delete_inactive_topics_max_inactive_duration_seconds
+            .saturating_mul(1000),
         allow_auto_topic_creation: settings.allow_auto_topic_creation,
         allow_auto_topic_creation_type: match settings.allow_auto_topic_creation_type {
             TopicType::NonPartitioned => AutoTopicType::NonPartitioned,

@@ -57,6 +57,8 @@ pub(super) struct Intake {
     stood: AtomicU64,
     /// Connections closed because others waited for the memory of a slow frame.
     evicted: AtomicU64,
+    /// Times a frame began to come by a few bytes at a time.
+    pub(super) trickles: AtomicU64,
     /// Connections that are not read because of memory.
     held: AtomicUsize,
     /// Times a connection began to be held by memory, and times it was let go, its end included.
@@ -79,6 +81,7 @@ impl Intake {
             holders: AtomicUsize::new(0),
             stood: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
+            trickles: AtomicU64::new(0),
             held: AtomicUsize::new(0),
             holds: AtomicU64::new(0),
             releases: AtomicU64::new(0),
@@ -234,6 +237,11 @@ impl Memory {
 
     pub(super) fn sizes(&self) -> Sizes {
         self.intake.sizes
+    }
+
+    /// A frame began to trickle.
+    pub(super) fn note_trickle(&self) {
+        self.intake.trickles.fetch_add(1, Ordering::Relaxed);
     }
 
     /// What new roots are counted in.

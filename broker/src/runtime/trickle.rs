@@ -96,7 +96,11 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         let Some(conn) = self.conns.get_mut(key) else {
             return false;
         };
+        let before = conn.trickles();
         conn.settle_low_water(read);
+        if conn.trickles() && !before {
+            self.memory.note_trickle();
+        }
         let Some(id) = conn.id.filter(|_| conn.trickles()) else {
             return false;
         };

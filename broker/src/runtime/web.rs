@@ -52,6 +52,7 @@ impl Broker for Web {
                         bytes_in: figures.bytes_in,
                         bytes_out: figures.bytes_out,
                         acks: figures.acks,
+                        messages_dropped: figures.messages_dropped,
                         publish_errors: figures.publish_errors,
                         protocol_errors: figures.protocol_errors,
                         held: figures.held,
@@ -123,5 +124,6 @@ fn memory_sample(intake: &Intake) -> MemorySample {
         releases,
         frames_stood: stood,
         frames_evicted: evicted,
+        trickles: intake.trickles.load(std::sync::atomic::Ordering::Relaxed),
     }
 }

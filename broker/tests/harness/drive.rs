@@ -274,6 +274,9 @@ impl World {
         for id in effects.dirty {
             if let Some(peer) = self.peer_of(index, id) {
                 self.conns[peer].dirty = true;
+                if self.conns[peer].stuck {
+                    self.cores[usize::from(index)].engine.blocked(id, now);
+                }
             }
         }
         for id in effects.close {

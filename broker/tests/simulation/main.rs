@@ -33,4 +33,5 @@ mod schemas;
 mod sim;
 mod sources;
 mod terminate;
+mod volatile;
 mod watching;

@@ -480,8 +480,9 @@ impl Run {
                 .actors
                 .iter()
                 .flat_map(|actor| actor.consumers.values());
+            // Up to `suspect` of what it has given may have been taken back.
             let has_credit = |c: &Consumer| {
-                c.opening.is_none() && c.given > c.taken && (c.active || !sub.failover)
+                c.opening.is_none() && c.given > c.taken + c.suspect && (c.active || !sub.failover)
             };
             if sub.holders_unknown || !consumers.any(|c| c.sub == index && has_credit(c)) {
                 continue;

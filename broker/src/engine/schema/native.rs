@@ -107,7 +107,7 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
     use super::*;
 

@@ -12,7 +12,7 @@ use vela_proto::base_command::Type;
 use super::outbound::Outbound;
 use super::{Session, Sessions, Stage};
 use crate::engine::context::{ConnId, Context};
-use crate::engine::message::{Message, SessionRef};
+use crate::engine::message::{Message, SendId, SessionRef};
 use crate::engine::settings::PublishPacing;
 use crate::engine::time::Now;
 
@@ -22,6 +22,11 @@ pub(super) struct Holds {
     pub(super) throttle: Throttle,
     pending_requests: Latch,
     pending_bytes: Latch,
+    over_share: Latch,
+    /// Bytes of its SENDs that are not answered.
+    unanswered: u64,
+    /// The second in which it last published.
+    published: u64,
     pub(super) outbound: Outbound,
     /// A frame that must wait for a close of the same id.
     pub(super) frame: Option<Box<Frame>>,
@@ -92,9 +97,20 @@ impl Session {
     }
 
     /// One more SEND is unanswered.
-    pub(super) fn publish_begun(&mut self, cx: &mut Context, bytes: u32) {
+    pub(super) fn publish_begun(&mut self, cx: &mut Context, bytes: u32, now: Now) {
         self.pending_publishes += 1;
         cx.pending_bytes += u64::from(bytes);
+        self.holds.unanswered += u64::from(bytes);
+        cx.publishers.note(&mut self.holds.published, now);
+        if self.holds.unanswered > cx.publish_share() {
+            let holds = &mut self.holds;
+            let _ = holds.over_share.set(
+                &mut holds.throttle,
+                Reason::PendingBytes,
+                true,
+                &mut cx.counters.holds,
+            );
+        }
         let limit = cx.settings.max_pending_publish_requests_per_connection;
         if limit > 0 && self.pending_publishes >= limit {
             let holds = &mut self.holds;
@@ -115,10 +131,28 @@ impl Session {
     }
 
     /// One SEND has its answer. True if the session may go on because of it.
-    pub(super) fn answered(&mut self, cx: &mut Context) -> bool {
+    pub(super) fn answered(&mut self, cx: &mut Context, send: &SendId) -> bool {
         self.pending_publishes = self.pending_publishes.saturating_sub(1);
+        if send.volatile {
+            self.pending_volatile = self.pending_volatile.saturating_sub(1);
+        }
+        self.holds.unanswered = self.holds.unanswered.saturating_sub(u64::from(send.bytes));
         self.touch(cx);
-        self.release_requests(cx)
+        let share = self.release_share(cx);
+        self.release_requests(cx) || share
+    }
+
+    /// Goes on at three quarters of its share. True if it may because of that.
+    fn release_share(&mut self, cx: &mut Context) -> bool {
+        let holds = &mut self.holds;
+        if !holds.over_share.is_on() || holds.unanswered > cx.publish_share() / 4 * 3 {
+            return false;
+        }
+        let counts = &mut cx.counters.holds;
+        let free = holds
+            .over_share
+            .set(&mut holds.throttle, Reason::PendingBytes, false, counts);
+        free.reason_free
     }
 
     /// Goes on when few enough SENDs are unanswered: half of the limit, or any number when there is none. True if it may because of that.

@@ -87,6 +87,9 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        if topic.is_volatile() {
+            return topic.settle_volatile();
+        }
         let Some(seat) = self.lanes.get_mut(topic.lane) else {
             return;
         };
@@ -464,22 +467,12 @@ impl Run<'_> {
         let tracks = self.sub.dispatcher.tracks_pending();
         let sub = &mut *self.sub;
         let slot = sub.dispatcher.slot(candidate);
-        let Some(consumer) = sub.roster.get_mut(index) else {
-            return;
-        };
-        let client = consumer.client;
-        if batch && consumer.version < BATCH_VERSION {
-            sub.roster.bar(index);
+        if !sub.can_read(cx, index, batch) {
             // It goes to whoever stays.
             if tracks {
                 sub.put_back(position, slot);
             }
-            return cx.post(
-                client.session.core,
-                Message::Disconnect {
-                    session: client.session,
-                },
-            );
+            return;
         }
         if tracks && !sub.pending.admit(position, index, permits, count, slot) {
             // Somebody holds it already, and it comes back if that one gives it back.
@@ -489,25 +482,23 @@ impl Run<'_> {
             sub.pending.take(position, index);
             return sub.put_back(position, slot);
         }
-        let data = if consumer.version < CHECKSUM_VERSION {
-            strip_checksum(data)
-        } else {
-            data
+        let Some(consumer) = sub.roster.get(index) else {
+            return;
         };
-        let redelivery_count = if tracks {
-            sub.redelivered.get(&position).copied().unwrap_or(0)
-        } else {
-            0
+        let delivery = Delivery {
+            position,
+            partition: self.partition,
+            redelivery_count: if tracks {
+                sub.redelivered.get(&position).copied().unwrap_or(0)
+            } else {
+                0
+            },
+            ack_set,
+            epoch: if tracks { None } else { consumer.epoch },
+            permits: permits.get(),
+            data,
         };
-        let messages = u64::from(permits.get());
-        consumer.sent.add(messages, now.ms);
-        consumer.sent_bytes.add(data.len() as u64, now.ms);
-        if redelivery_count > 0 {
-            consumer.redelivered.add(messages, now.ms);
-        }
-        let epoch = if tracks { None } else { consumer.epoch };
-        sub.roster
-            .charge(index, permits, count, data.len() + ENTRY_COST);
+        sub.deliver(cx, index, permits, count, delivery, now);
         if tracks {
             let limit = u64::from(cx.settings.max_unacked_messages_per_consumer);
             if limit > 0 && sub.pending.unacked_of(index) >= limit {
@@ -520,16 +511,50 @@ impl Run<'_> {
             // More is out than before: that lets nobody go on.
             self.unacked.settle(cx, self.key, sub);
         }
-        let delivery = Delivery {
-            position,
-            partition: self.partition,
-            redelivery_count,
-            ack_set,
-            epoch,
-            permits: permits.get(),
-            data,
+    }
+}
+
+impl Subscription {
+    /// Can a consumer's peer read the entry? One that cannot loses its connection.
+    pub(super) fn can_read(&mut self, cx: &mut Context, index: u32, batch: bool) -> bool {
+        let Some(consumer) = self.roster.get(index) else {
+            return false;
         };
-        sub.roster.posted(index, delivery.permits);
+        if !batch || consumer.version >= BATCH_VERSION {
+            return true;
+        }
+        let session = consumer.client.session;
+        self.roster.bar(index);
+        cx.post(session.core, Message::Disconnect { session });
+        false
+    }
+
+    /// Books the permits of an entry of `count` messages, and posts it.
+    pub(super) fn deliver(
+        &mut self,
+        cx: &mut Context,
+        index: u32,
+        permits: Permits,
+        count: u32,
+        mut delivery: Delivery,
+        now: Now,
+    ) {
+        let Some(consumer) = self.roster.get_mut(index) else {
+            return;
+        };
+        let client = consumer.client;
+        if consumer.version < CHECKSUM_VERSION {
+            delivery.data = strip_checksum(delivery.data);
+        }
+        let (messages, bytes) = (u64::from(permits.get()), delivery.data.len());
+        consumer.sent.add(messages, now.ms);
+        consumer.sent_bytes.add(bytes as u64, now.ms);
+        if delivery.redelivery_count > 0 {
+            consumer.redelivered.add(messages, now.ms);
+        }
+        self.roster
+            .charge(index, permits, count, bytes + ENTRY_COST);
+        self.roster.posted(index, permits.get());
         cx.post(client.session.core, Message::Deliver { client, delivery });
     }
 }

@@ -29,6 +29,7 @@ mod sticky;
 mod subscription;
 mod terminate;
 mod unacked;
+mod volatile;
 mod watched;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,9 +57,10 @@ use self::schemas::Opening;
 pub(super) use self::schemas::post_ask;
 use self::subscription::{ORPHAN_MS, Subscription};
 use self::unacked::CoreUnacked;
+use self::volatile::Volatile;
 use super::context::Context;
 use super::message::{ClientKey, ClientRef, CoreId, Message};
-use super::name::TopicName;
+use super::name::{Domain, TopicName};
 use super::reply;
 use super::time::Now;
 use crate::store::log::{Lane, LaneState, LedgerInfo, Position, Record, TopicState};
@@ -101,6 +103,8 @@ pub(super) struct Topic {
     ended: bool,
     /// Subscriptions whose consumers know that nothing more comes.
     end_told: BTreeSet<u32>,
+    /// Since when nobody was seen to use a non-persistent topic, monotonic milliseconds.
+    unused_since: Option<u64>,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
     /// Its resource group among the core's.
@@ -132,6 +136,7 @@ impl Topic {
             deleted: false,
             ended: state.terminated.is_some(),
             end_told: BTreeSet::new(),
+            unused_since: None,
             rate: None,
             group: None,
             rate_limited: 0,
@@ -232,6 +237,7 @@ pub(super) struct Topics {
     delays: Timers,
     /// Messages that consumers of this core's topics hold.
     unacked: CoreUnacked,
+    volatile: Volatile,
 }
 
 impl Topics {
@@ -260,6 +266,7 @@ impl Topics {
             takeovers: BTreeSet::new(),
             delays: Timers::new(),
             unacked: CoreUnacked::default(),
+            volatile: Volatile::default(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -325,6 +332,9 @@ impl Topics {
         }
         let shard = name.shard(cx.shards);
         let lane = (shard / u32::from(cx.cores.max(1))) as usize;
+        if name.domain() == Domain::NonPersistent {
+            return Some(self.create_volatile(cx, name, lane, now));
+        }
         let seat = self.lanes.get_mut(lane)?;
         let id = seat.next_topic;
         seat.next_topic += 1;
@@ -354,10 +364,11 @@ impl Topics {
                 send,
                 num_messages,
                 awaits,
+                surplus,
                 refused,
                 frame,
             } => {
-                self.publish(cx, send, num_messages, refused, &frame, now);
+                self.publish(cx, send, num_messages, surplus, refused, &frame, now);
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
@@ -403,10 +414,10 @@ impl Topics {
             }
             Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
             Message::Terminate { from, token, topic } => self.terminate(cx, from, token, topic),
-            Message::Terminated { token, result, .. } => {
-                if !self.terminated_by_admin(cx, token, &result) {
-                    cx.effects.terminated.push((token, result));
-                }
+            Message::Terminated { token, result, .. }
+                if !self.terminated_by_admin(cx, token, &result) =>
+            {
+                cx.effects.terminated.push((token, result));
             }
             Message::FindTopic {
                 session,
@@ -545,6 +556,7 @@ impl Topics {
             delays,
             self.rates.next_wakeup(),
             self.sweep.next_wakeup(),
+            self.volatile.next_wakeup(),
         ]
         .into_iter()
         .flatten()
@@ -558,6 +570,7 @@ impl Topics {
         self.sweep_sequences(cx, now);
         self.tick_failover(cx, now);
         self.tick_delayed(now);
+        self.sweep_volatile(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;

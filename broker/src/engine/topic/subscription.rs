@@ -6,6 +6,7 @@ use super::Topic;
 use super::delayed::Delayed;
 use super::dispatcher::Dispatcher;
 use super::lanes::LaneSeat;
+use super::meter::Meter;
 use super::pending::Pending;
 use super::roster::{Consumer, Roster};
 use super::sticky::Slot;
@@ -50,6 +51,8 @@ pub(super) struct Subscription {
     pub(super) reset_for: Option<ClientKey>,
     /// Consumers that came while a seek ran.
     pub(super) waiting: Vec<(ClientRef, Box<OpenConsumer>)>,
+    /// Messages that nobody could take, on a non-persistent topic.
+    pub(super) dropped: Meter,
     /// A non-durable subscription whose consumers were closed by a seek ends at this time, unless one comes back.
     pub(super) orphaned_until: Option<u64>,
 }
@@ -76,6 +79,7 @@ impl Subscription {
             resetting: false,
             reset_for: None,
             waiting: Vec::new(),
+            dropped: Meter::default(),
             orphaned_until: None,
         }
     }

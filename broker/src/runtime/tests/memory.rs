@@ -352,6 +352,26 @@ fn a_connection_that_ends_with_frames_waiting_keeps_none_of_them() {
 }
 
 #[test]
+fn a_peer_that_leaves_while_it_is_held_is_noticed_whatever_holds_it() {
+    for (number, reason) in reasons() {
+        let stage = Stage::tight();
+        let mut client = stage.server.connect();
+        let both = [frame(KEEP, number, b'a', A), frame(KEEP, NONE, b'b', B)];
+        client.0.write_all(&both.concat()).unwrap();
+        stage.delivers(b"a");
+        // More than is read, so that no read finds the end.
+        client.0.write_all(&frame(KEEP, NONE, b'c', A)).unwrap();
+        drop(client);
+        eventually("it is gone", || stage.server.connections() == 0);
+        assert_eq!(stage.delivered(), b"a", "{reason:?}");
+        let kept = stage.script.lock().unwrap().kept.len();
+        stage.let_go(kept);
+        eventually("no memory is held", || stage.server.retained() == 0);
+        stage.server.stop();
+    }
+}
+
+#[test]
 fn a_change_of_mode_or_limit_is_felt_at_once() {
     type Change = fn(&Intake);
     let changes: [Change; 4] = [

@@ -10,3 +10,4 @@ mod echo;
 mod memory;
 mod network;
 mod stress;
+mod trickle;
