@@ -15,6 +15,7 @@ mod access;
 mod actor;
 mod consume;
 mod dedup;
+mod delayed;
 mod failover;
 mod hear;
 mod key_shared;
