@@ -128,6 +128,10 @@ impl Run {
             return;
         }
         self.listen(actor);
+        if self.actors[actor].client.is_none() {
+            // It was silent for too long.
+            return;
+        }
         match self.rng.below(100) {
             0..=44 => self.publish(actor),
             45..=64 => self.flow(actor),
@@ -266,8 +270,9 @@ impl Run {
 
     fn cut(&mut self, actor: usize) {
         self.listen(actor);
-        let peer = self.actors[actor].client.take().unwrap().peer;
-        self.world.cut(peer);
+        if let Some(client) = self.actors[actor].client.take() {
+            self.world.cut(client.peer);
+        }
         self.actors[actor].producers.clear();
         self.actors[actor].consumers.clear();
     }
