@@ -1,6 +1,6 @@
 //! Random runs over non-persistent topics from a seed: subscriptions of every type, clients that come, go, stop reading and are cut, in whatever
-//! order chance says. The engines audit their books after every turn; at rest, everything published was delivered or dropped, once for
-//! each subscription, and no receive memory is left.
+//! order chance says. The engines audit their books after every turn and clients compare them with their own; nothing is delivered twice or out of
+//! its producer's order, and at rest no receive memory is left. What is dropped is not predicted here, only counted (`volatile.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
