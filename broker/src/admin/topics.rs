@@ -69,13 +69,6 @@ async fn create(
     let body = answer::body(&headers, &bytes)?;
     let properties: Vec<_> = answer::string_map(&body)?.into_iter().collect();
     let name = &target.name;
-    if !target.is_persistent() {
-        // Clients are refused as well; a topic that nobody can use is not to be made.
-        return Ok(answer::reason(
-            StatusCode::NOT_IMPLEMENTED,
-            "Non-persistent topics are not served by this version of Vela",
-        ));
-    }
     let _one = shared.changes.lock().await;
     if shared.partitions(name).await?.is_some() {
         return Err(exists());

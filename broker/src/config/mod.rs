@@ -332,6 +332,18 @@ settings! {
     delayed_delivery_max_delay_in_millis: u64 = 0,
     "delayedDeliveryMaxDelayInMillis" in 0..=9223372036854775807 as "milliseconds", dynamic;
 
+    /// Keep messages back on shared and key_shared subscriptions until the time that their producer has set, unless a namespace's policy says otherwise. Off: they are delivered at once.
+    delayed_delivery_enabled: bool = true,
+    "delayedDeliveryEnabled", dynamic;
+
+    /// How exactly that time is kept. A message is delivered at most an eighth of this late, and at once if its time comes within this.
+    delayed_delivery_tick_time_millis: u64 = 1000,
+    "delayedDeliveryTickTimeMillis" in 1..=3600000 as "milliseconds", dynamic;
+
+    /// Keep messages back as well whose time comes within delayedDeliveryTickTimeMillis: none is delivered early.
+    is_delayed_delivery_deliver_at_time_strict: bool = false,
+    "isDelayedDeliveryDeliverAtTimeStrict", dynamic;
+
     /// Store a message that a producer sends again under the same sequence id once, unless a policy says otherwise.
     broker_deduplication_enabled: bool = false,
     "brokerDeduplicationEnabled", dynamic;

@@ -51,6 +51,10 @@ pub struct NamespacePolicy {
     pub max_subscriptions_per_topic: Option<u32>,
     /// Longest delay of a message, milliseconds; 0 = no limit.
     pub max_delivery_delay_ms: Option<u64>,
+    /// Messages are delayed that want to be.
+    pub delayed_delivery: Option<bool>,
+    /// How exactly, milliseconds.
+    pub delayed_delivery_tick_ms: Option<u64>,
     /// Which schemas its topics take.
     pub schema: SchemaPolicy,
 }
@@ -237,6 +241,14 @@ impl NamespacePolicy {
                 .get("delayed_delivery_policies")
                 .and_then(|delayed| delayed.get("maxDeliveryDelayInMillis"))
                 .and_then(serde_json::Value::as_u64),
+            delayed_delivery: policies
+                .get("delayed_delivery_policies")
+                .and_then(|delayed| flag(delayed, "active")),
+            delayed_delivery_tick_ms: policies
+                .get("delayed_delivery_policies")
+                .and_then(|delayed| delayed.get("tickTime"))
+                .and_then(serde_json::Value::as_u64)
+                .filter(|tick| *tick > 0),
         }
     }
 }

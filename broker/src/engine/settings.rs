@@ -112,6 +112,14 @@ pub struct Settings {
     pub encryption_require_on_producer: bool,
     /// Longest delay of a message, milliseconds; 0 = no limit. A namespace's own wins.
     pub delayed_delivery_max_delay_in_millis: u64,
+    /// Shared and Key_Shared subscriptions keep messages back until their time. A namespace's own policy wins.
+    pub delayed_delivery_enabled: bool,
+    /// How exactly, milliseconds. A namespace's own wins.
+    pub delayed_delivery_tick_time_millis: u64,
+    /// Messages that come due within that time are kept back, too.
+    pub is_delayed_delivery_deliver_at_time_strict: bool,
+    /// Delayed entries of a subscription whose times are kept in memory; the log is read again for more.
+    pub delayed_delivery_max_entries_in_memory: u32,
     /// Topics tell messages apart by their sequence ids, unless policies say otherwise.
     pub broker_deduplication_enabled: bool,
     /// Producer names that deduplication remembers per topic.
@@ -196,6 +204,10 @@ impl Default for Settings {
             max_subscriptions_per_topic: 0,
             encryption_require_on_producer: false,
             delayed_delivery_max_delay_in_millis: 0,
+            delayed_delivery_enabled: true,
+            delayed_delivery_tick_time_millis: 1000,
+            is_delayed_delivery_deliver_at_time_strict: false,
+            delayed_delivery_max_entries_in_memory: 65_536,
             broker_deduplication_enabled: false,
             broker_deduplication_max_number_of_producers: 10_000,
             broker_deduplication_producer_inactivity_timeout_ms: 360 * 60_000,

@@ -241,6 +241,10 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_subscriptions_per_topic: to_u32(settings.max_subscriptions_per_topic),
         encryption_require_on_producer: settings.encryption_require_on_producer,
         delayed_delivery_max_delay_in_millis: settings.delayed_delivery_max_delay_in_millis,
+        delayed_delivery_enabled: settings.delayed_delivery_enabled,
+        delayed_delivery_tick_time_millis: settings.delayed_delivery_tick_time_millis,
+        is_delayed_delivery_deliver_at_time_strict: settings
+            .is_delayed_delivery_deliver_at_time_strict,
         broker_deduplication_enabled: settings.broker_deduplication_enabled,
         broker_deduplication_max_number_of_producers: to_u32(
             settings.broker_deduplication_max_number_of_producers,

@@ -86,6 +86,8 @@ pub enum Fault {
     LeakRoot,
     /// Now and then two neighbouring messages from one core to another change places.
     ReorderMail,
+    /// What dispatch takes for the time is two seconds ahead: delayed messages come early.
+    EarlyDelayed,
 }
 
 /// How the world is set up.

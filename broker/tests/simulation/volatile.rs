@@ -10,7 +10,7 @@ use vela_proto::{self as proto, BaseCommand, ServerError};
 use crate::harness::client::{Client, say};
 use crate::harness::{World, WorldConfig};
 
-pub const TYPES: [SubType; 4] = [
+const TYPES: [SubType; 4] = [
     SubType::Exclusive,
     SubType::Failover,
     SubType::Shared,

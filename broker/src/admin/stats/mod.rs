@@ -263,6 +263,7 @@ fn add(sum: &mut SubscriptionStats, each: &SubscriptionStats) {
     sum.backlog += each.backlog;
     sum.backlog_size += each.backlog_size;
     sum.delayed += each.delayed;
+    sum.delayed_memory += each.delayed_memory;
     sum.in_replay += each.in_replay;
     sum.unacked += each.unacked;
     sum.blocked |= each.blocked;
@@ -394,7 +395,11 @@ impl View<'_> {
         }
         put("nonContiguousDeletedMessagesRanges", ranges.into());
         put("nonContiguousDeletedMessagesRangesSerializedSize", 0.into());
-        put("delayedMessageIndexSizeInBytes", 0.into());
+        let delayed = stats.subscriptions.values().map(|sub| sub.delayed_memory);
+        put(
+            "delayedMessageIndexSizeInBytes",
+            delayed.sum::<u64>().into(),
+        );
         put(
             "compaction",
             json!({
@@ -522,7 +527,10 @@ impl View<'_> {
             stats.ack_ranges.into(),
         );
         put("nonContiguousDeletedMessagesRangesSerializedSize", 0.into());
-        put("delayedMessageIndexSizeInBytes", 0.into());
+        put(
+            "delayedMessageIndexSizeInBytes",
+            stats.delayed_memory.into(),
+        );
         put("subscriptionProperties", texts(&stats.properties));
         for name in [
             "filterProcessedMsgCount",

@@ -163,6 +163,8 @@ pub struct SubscriptionStats {
     pub backlog_size: u64,
     /// Messages that wait for their time.
     pub delayed: u64,
+    /// Memory that keeping them takes, bytes.
+    pub delayed_memory: u64,
     /// Entries that wait to be delivered again.
     pub in_replay: u64,
     /// Messages delivered and not acknowledged.

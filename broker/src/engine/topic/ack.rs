@@ -344,6 +344,7 @@ impl Subscription {
             None => {
                 if whole {
                     self.replay.remove(&position);
+                    self.delayed.take(position);
                 }
                 Released {
                     holder: None,

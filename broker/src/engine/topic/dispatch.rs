@@ -7,6 +7,7 @@ use bytes::Bytes;
 use vela_codec::entry::Entry;
 
 use super::chunks::Chunk;
+use super::delayed::{self, Rule};
 use super::dispatcher::{Candidate, Choice};
 use super::lanes::LaneSeat;
 use super::permits::Permits;
@@ -37,6 +38,8 @@ pub(super) enum Content {
         chunk: Option<Chunk>,
         /// The hash of its key, if that was asked for.
         key_hash: u32,
+        /// When it wants to be delivered, milliseconds since the Unix epoch.
+        deliver_at: Option<u64>,
     },
     /// Nothing a client may see: a marker, or metadata nobody can read. It is acknowledged on the spot.
     Hidden,
@@ -59,6 +62,9 @@ pub(super) fn content(data: &[u8], keyed: bool) -> Content {
         batch: count.is_some(),
         chunk: Chunk::of(&metadata),
         key_hash: if keyed { key_hash(&metadata) } else { 0 },
+        deliver_at: metadata
+            .deliver_at_time
+            .and_then(|at| u64::try_from(at).ok()),
     }
 }
 
@@ -69,6 +75,8 @@ enum Source {
     Aside,
     /// It came back.
     Replay,
+    /// Its time has come.
+    Due,
     /// It was never read.
     New,
 }
@@ -95,6 +103,13 @@ impl Topics {
             ..
         } = topic;
         let mut others = false;
+        let limits = topic.limits.unwrap_or_default();
+        let rule = Rule {
+            enabled: limits.delayed,
+            tick_ms: limits.delay_tick_ms.max(1),
+            strict: cx.settings.is_delayed_delivery_deliver_at_time_strict,
+            limit: delayed::limit(&self.delays, &cx.settings),
+        };
         for (sub_slot, sub) in subs.iter_mut() {
             if sub.resetting || sub.roster.is_empty() {
                 continue;
@@ -110,9 +125,11 @@ impl Topics {
                 confirmed: *confirmed,
                 partition,
                 hidden: Vec::new(),
+                rule,
             };
             again |= run.dispatch(cx, slot, now);
             let hidden = std::mem::take(&mut run.hidden);
+            sub.set_timer(&mut self.delays, key, &rule, now);
             if !hidden.is_empty() {
                 acknowledge_hidden(state, seat, sub, &hidden);
                 hidden_acked = true;
@@ -222,19 +239,41 @@ struct Run<'a> {
     confirmed: Position,
     partition: i32,
     hidden: Vec<Position>,
+    /// What is delayed.
+    rule: Rule,
 }
 
 impl Run<'_> {
     /// True if there is more to do and only the turn is over.
     fn dispatch(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
+        let searches = self.sub.dispatcher.tracks_pending() && self.look_for_due(slot, now);
         let sub = &mut *self.sub;
         let mark_delete = sub.acks(self.state).mark_delete();
         sub.dispatcher
             .begin_run(&sub.roster, mark_delete, &cx.settings);
+        let full = self.sub.delayed.is_full(&self.rule);
         let more = self.hand_out(cx, slot, now);
+        // What has come due meanwhile takes the place of what has gone.
+        let room = full && !self.sub.delayed.is_full(&self.rule);
         self.sub.dispatcher.end_run();
         self.sub.roster.settle();
-        more
+        more || searches || room
+    }
+
+    /// Finds what has come due. True if there is more to look at.
+    fn look_for_due(&mut self, slot: u32, now: Now) -> bool {
+        if self.sub.delayed.is_empty() {
+            return false;
+        }
+        self.sub.delayed.promote(&self.rule, now.wall_ms);
+        delayed::read_on(
+            self.state,
+            self.seat,
+            self.sub,
+            slot,
+            &self.rule,
+            now.wall_ms,
+        )
     }
 
     fn hand_out(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
@@ -278,6 +317,7 @@ impl Run<'_> {
                 batch,
                 chunk,
                 key_hash,
+                deliver_at,
             } = content(&data, keyed)
             else {
                 self.taken(position, source);
@@ -289,6 +329,16 @@ impl Run<'_> {
                 self.taken(position, source);
                 self.sub.redelivered.remove(&position);
                 self.hidden.push(position);
+                continue;
+            }
+            if source == Source::New
+                && let Some(at) = deliver_at
+                && self.rule.delays(at, now.wall_ms)
+                && self.sub.dispatcher.tracks_pending()
+            {
+                // It costs nothing, and what lies behind it goes on.
+                self.taken(position, source);
+                self.sub.delayed.put_aside(position, at, self.rule.limit);
                 continue;
             }
             let ack_set = self
@@ -336,19 +386,28 @@ impl Run<'_> {
         true
     }
 
-    /// The next entry to hand out: what was put aside and can go now, what came back, then what was never read.
+    /// The next entry to hand out: what was put aside and can go now; what came back or has come due, in the order of the log; then what was
+    /// never read.
     fn next(&mut self) -> Option<(Position, Source)> {
         if let Some(position) = self.aside() {
             return Some((position, Source::Aside));
         }
+        let goes_on = !self.sub.blocked && !self.sub.stopped && self.sub.dispatcher.reads_on();
+        let due = if goes_on { self.due() } else { None };
         while let Some(position) = self.sub.replay.first().copied() {
+            if due.is_some_and(|due| due < position) {
+                break;
+            }
             if !self.sub.acks(self.state).is_acked(position) {
                 return Some((position, Source::Replay));
             }
             self.sub.replay.pop_first();
             self.sub.redelivered.remove(&position);
         }
-        if self.sub.blocked || self.sub.stopped || !self.sub.dispatcher.reads_on() {
+        if let Some(due) = due {
+            return Some((due, Source::Due));
+        }
+        if !goes_on {
             return None;
         }
         let next = self
@@ -356,6 +415,17 @@ impl Run<'_> {
             .acks(self.state)
             .next_unacked(&self.state.ledgers, self.sub.read)?;
         (next <= self.confirmed).then_some((next, Source::New))
+    }
+
+    /// The first entry that is due.
+    fn due(&mut self) -> Option<Position> {
+        while let Some(position) = self.sub.delayed.first_due() {
+            if !self.sub.acks(self.state).is_acked(position) {
+                return Some(position);
+            }
+            self.sub.delayed.take(position);
+        }
+        None
     }
 
     /// The first entry put aside that can go now.
@@ -378,6 +448,7 @@ impl Run<'_> {
             Source::Replay => {
                 self.sub.replay.remove(&position);
             }
+            Source::Due => self.sub.delayed.take(position),
             Source::New => self.sub.read = position,
         }
     }

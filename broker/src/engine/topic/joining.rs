@@ -279,9 +279,10 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
-        let Some(sub) = topic.subs.try_remove(sub_slot as usize) else {
+        let Some(mut sub) = topic.subs.try_remove(sub_slot as usize) else {
             return;
         };
+        sub.stop_timer(&mut self.delays, slot, sub_slot);
         self.unacked.forget((slot, sub_slot), &sub);
         topic.sub_names.remove(&sub.name);
         topic.trim_if_loose(&mut self.lanes, now);

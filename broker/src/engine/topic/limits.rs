@@ -29,6 +29,10 @@ pub(super) struct Limits {
     pub(super) message_size: u32,
     /// How far in the future a message may be delivered, milliseconds.
     pub(super) delay_ms: u64,
+    /// Messages are delayed.
+    pub(super) delayed: bool,
+    /// How exactly, milliseconds.
+    pub(super) delay_tick_ms: u64,
 }
 
 impl Limits {
@@ -76,6 +80,13 @@ impl Limits {
                     .max_delivery_delay_ms
                     .unwrap_or(settings.delayed_delivery_max_delay_in_millis),
             },
+            delayed: !volatile
+                && namespace
+                    .delayed_delivery
+                    .unwrap_or(settings.delayed_delivery_enabled),
+            delay_tick_ms: namespace
+                .delayed_delivery_tick_ms
+                .unwrap_or(settings.delayed_delivery_tick_time_millis),
         }
     }
 }
@@ -91,6 +102,8 @@ impl Topics {
         if before == Some(limits) {
             return;
         }
+        // What is delayed may be due now.
+        topic.mark_dirty(&mut self.dirty);
         if before.is_none_or(|before| before.dedup != limits.dedup) {
             self.switch_dedup(cx, slot, limits.dedup, now);
         }

@@ -5,6 +5,7 @@ mod ack;
 mod admin;
 mod chunks;
 mod dedup;
+mod delayed;
 mod dispatch;
 mod dispatcher;
 mod failover;
@@ -42,6 +43,7 @@ use vela_proto::ServerError;
 use self::access::Access;
 use self::admin::Inquiry;
 use self::dedup::{Gone, Sweep};
+use self::delayed::Timers;
 pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
 use self::limits::Limits;
@@ -231,6 +233,8 @@ pub(super) struct Topics {
     orphans: BTreeSet<(u64, u32, u32)>,
     /// Failover subscriptions whose active consumer has changed: when it is served, topic, subscription.
     takeovers: BTreeSet<(u64, u32, u32)>,
+    /// Subscriptions with delayed entries.
+    delays: Timers,
     /// Messages that consumers of this core's topics hold.
     unacked: CoreUnacked,
     volatile: Volatile,
@@ -260,6 +264,7 @@ impl Topics {
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
             takeovers: BTreeSet::new(),
+            delays: Timers::new(),
             unacked: CoreUnacked::default(),
             volatile: Volatile::default(),
         };
@@ -544,9 +549,11 @@ impl Topics {
     pub(super) fn next_wakeup(&self) -> Option<u64> {
         let orphans = self.orphans.first().map(|(at, _, _)| *at);
         let takeovers = self.takeovers.first().map(|(at, _, _)| *at);
+        let delays = self.delays.first().map(|(at, _, _)| *at);
         [
             orphans,
             takeovers,
+            delays,
             self.rates.next_wakeup(),
             self.sweep.next_wakeup(),
             self.volatile.next_wakeup(),
@@ -562,6 +569,7 @@ impl Topics {
         self.tick_rates(cx, now);
         self.sweep_sequences(cx, now);
         self.tick_failover(cx, now);
+        self.tick_delayed(now);
         self.sweep_volatile(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Topic;
+use super::delayed::Delayed;
 use super::dispatcher::Dispatcher;
 use super::lanes::LaneSeat;
 use super::meter::Meter;
@@ -30,6 +31,8 @@ pub(super) struct Subscription {
     pub(super) read: Position,
     /// Entries to hand out again. They were pending before, so what bounds those bounds these: nothing new is read while there are any.
     pub(super) replay: BTreeSet<Position>,
+    /// Entries whose time has not come.
+    pub(super) delayed: Delayed,
     /// How often an entry came back: entries of `pending` and `replay` only.
     pub(super) redelivered: BTreeMap<Position, u32>,
     pub(super) hint: ReadHint,
@@ -65,6 +68,7 @@ impl Subscription {
             pending: Pending::default(),
             read: mark_delete,
             replay: BTreeSet::new(),
+            delayed: Delayed::default(),
             redelivered: BTreeMap::new(),
             hint: ReadHint::default(),
             replay_hint: ReadHint::default(),
@@ -89,6 +93,7 @@ impl Subscription {
     pub(super) fn rewind(&mut self, mark_delete: Position) {
         self.read = mark_delete;
         self.replay.clear();
+        self.delayed.clear();
         self.dispatcher.rewind();
         self.redelivered.clear();
         self.pending.clear();
@@ -194,7 +199,9 @@ impl Subscription {
             let reads = !self.blocked && !self.stopped && self.dispatcher.reads_on();
             reads && next.is_some_and(|next| next <= confirmed)
         };
-        !self.replay.is_empty() || self.dispatcher.has_aside(&self.roster) || new()
+        let due = !self.blocked && self.delayed.due() > 0;
+        let due = due && !self.stopped && self.dispatcher.reads_on();
+        !self.replay.is_empty() || due || self.dispatcher.has_aside(&self.roster) || new()
     }
 
     /// What does not add up, if anything.
@@ -211,6 +218,11 @@ impl Subscription {
         if let Some(keys) = self.dispatcher.keys() {
             keys.audit(self.pending.held())?;
         }
+        self.delayed.audit(|at| {
+            self.pending.get(at).is_some()
+                || self.replay.contains(&at)
+                || self.dispatcher.is_aside(at)
+        })?;
         let known = |at: &Position| {
             self.pending.get(*at).is_some()
                 || self.replay.contains(at)

@@ -258,6 +258,8 @@ impl Topic {
             batch,
             chunk,
             key_hash,
+            // Nothing is kept here, so nothing is delayed.
+            deliver_at: _,
         } = content(frame.rest(), keyed)
         else {
             // Nothing that a client may see.

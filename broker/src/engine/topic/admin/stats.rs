@@ -59,6 +59,8 @@ impl Topic {
                 backlog: acks.backlog(ledgers, self.confirmed),
                 backlog_size: backlog_size(acks, ledgers, self.confirmed),
                 ack_ranges: acks.ranges().len() as u64,
+                delayed: sub.delayed.waiting(),
+                delayed_memory: sub.delayed.memory() as u64,
                 durable: sub.cursor.is_some(),
                 properties: properties_of(&self.state, sub),
                 ..SubscriptionStats::default()
@@ -181,7 +183,7 @@ impl Subscription {
             stats.consumers.push(each);
         }
         stats.unacked = self.pending.unacked();
-        stats.in_replay += self.replay.len() as u64;
+        stats.in_replay += (self.replay.len() + self.delayed.due()) as u64;
         stats.blocked = self.blocked;
     }
 }
