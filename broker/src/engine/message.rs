@@ -171,13 +171,15 @@ impl SubType {
     }
 }
 
-/// How a Key_Shared consumer wants keys to be shared out.
+/// How a Key_Shared consumer wants keys to be shared out, or which keys an Exclusive one wants at all.
 #[derive(Clone, Eq, PartialEq, Debug)]
 pub struct KeySharedMeta {
-    /// It names its own ranges of hashes, both ends included; otherwise the broker divides them.
-    pub sticky: Option<Vec<(i32, i32)>>,
+    /// It names its own ranges; otherwise the broker divides the hashes.
+    pub sticky: bool,
     /// Messages of a key may be delivered out of order while its consumer changes.
     pub allow_out_of_order: bool,
+    /// Ranges of hashes, both ends included. An Exclusive consumer that names any, in whatever mode, is sent only what lies in them.
+    pub ranges: Vec<(i32, i32)>,
 }
 
 /// The fields of SUBSCRIBE that a topic looks at.

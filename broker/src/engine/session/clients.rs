@@ -301,11 +301,13 @@ impl Session {
             request_id,
             sub_type,
             key_shared: subscribe.key_shared_meta.map(|meta| KeySharedMeta {
-                sticky: (meta.key_shared_mode == proto::KeySharedMode::Sticky as i32).then(|| {
-                    let ranges = meta.hash_ranges.iter();
-                    ranges.map(|range| (range.start, range.end)).collect()
-                }),
+                sticky: meta.key_shared_mode == proto::KeySharedMode::Sticky as i32,
                 allow_out_of_order: meta.allow_out_of_order_delivery.unwrap_or(false),
+                ranges: meta
+                    .hash_ranges
+                    .iter()
+                    .map(|range| (range.start, range.end))
+                    .collect(),
             }),
             subscription: subscribe.subscription,
             name: subscribe.consumer_name.unwrap_or_default(),

@@ -167,7 +167,7 @@ impl Topics {
     }
 }
 
-/// Entries that no client may see count as acknowledged.
+/// Entries that no client may see, or that the only consumer does not want, count as acknowledged.
 fn acknowledge_hidden(
     state: &mut TopicState,
     seat: &mut LaneSeat,
@@ -277,7 +277,7 @@ impl Run<'_> {
     }
 
     fn hand_out(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
-        let keyed = self.sub.dispatcher.keys().is_some();
+        let keyed = self.sub.dispatcher.is_keyed();
         for _ in 0..TURN_ENTRIES {
             if !self.sub.dispatcher.is_ready(&self.sub.roster) {
                 return false;
@@ -325,6 +325,12 @@ impl Run<'_> {
                 self.hidden.push(position);
                 continue;
             };
+            if !self.sub.dispatcher.wants(key_hash) {
+                self.taken(position, source);
+                self.sub.redelivered.remove(&position);
+                self.hidden.push(position);
+                continue;
+            }
             if source == Source::New
                 && let Some(at) = deliver_at
                 && self.rule.delays(at, now.wall_ms)

@@ -252,10 +252,7 @@ impl Topic {
     /// Hands an entry to one consumer of each subscription.
     fn hand_on(&mut self, cx: &mut Context, frame: &Frame, now: Now) {
         let partition = self.name.partition();
-        let keyed = self
-            .subs
-            .iter()
-            .any(|(_, sub)| sub.dispatcher.keys().is_some());
+        let keyed = self.subs.iter().any(|(_, sub)| sub.dispatcher.is_keyed());
         let Content::Messages {
             count,
             batch,
@@ -278,6 +275,9 @@ impl Topic {
         };
         let mut data = None;
         for (_, sub) in &mut self.subs {
+            if !sub.dispatcher.wants(key_hash) {
+                continue;
+            }
             let taker = sub
                 .taker(&candidate, &cx.settings)
                 .filter(|index| sub.can_read(cx, *index, batch));
