@@ -277,7 +277,7 @@ class TestReadersLeftOver:
 
     @pytest.mark.restart
     def test_do_not_keep_what_all_subscriptions_have_read(self, make_broker, topic):
-        broker = make_broker(arguments=["--segment-size-mb", "8"]).start()
+        broker = make_broker(arguments=["--segment-size-mb", "8", "--managed-ledger-max-entries-per-ledger", "50"]).start()
         data = broker.log_path.parent / "data"
         used = lambda: sum(file.stat().st_blocks * 512 for file in data.rglob("*") if file.is_file())  # noqa: E731
         client = official(broker)
