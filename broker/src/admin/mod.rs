@@ -79,6 +79,8 @@ pub struct CoreSample {
     pub bytes_out: u64,
     /// Message ids acknowledged since the start.
     pub acks: u64,
+    /// Messages of non-persistent topics that nobody could take, since the start.
+    pub messages_dropped: u64,
     /// Publishes refused since the start.
     pub publish_errors: u64,
     /// Connections closed because of what they sent, since the start.

@@ -69,13 +69,6 @@ async fn create(
     let body = answer::body(&headers, &bytes)?;
     let properties: Vec<_> = answer::string_map(&body)?.into_iter().collect();
     let name = &target.name;
-    if !target.is_persistent() {
-        // Clients are refused as well; a topic that nobody can use is not to be made.
-        return Ok(answer::reason(
-            StatusCode::NOT_IMPLEMENTED,
-            "Non-persistent topics are not served by this version of Vela",
-        ));
-    }
     let _one = shared.changes.lock().await;
     if shared.partitions(name).await?.is_some() {
         return Err(exists());
@@ -118,7 +111,12 @@ async fn remove(State(shared): State<Shared>, target: Target, params: Params) ->
     }
     let force = params.flag("force");
     match shared.ask(name, Ask::Delete { force }).await? {
-        Reply::Done => Ok(StatusCode::NO_CONTENT.into_response()),
+        Reply::Done => {
+            if params.flag("deleteSchema") {
+                shared.forget_schema(name).await?;
+            }
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
         // As Pulsar has it: nothing is stored of such a topic that could be missing.
         Reply::NoTopic if name.domain() == Domain::NonPersistent => {
             Ok(StatusCode::NO_CONTENT.into_response())

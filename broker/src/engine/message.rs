@@ -67,6 +67,8 @@ pub struct SendId {
     pub bytes: u32,
     /// What it says that it is.
     pub kind: SendKind,
+    /// It counts among its connection's unanswered SENDs to non-persistent topics.
+    pub volatile: bool,
 }
 
 impl SendId {
@@ -247,6 +249,9 @@ pub enum TerminateError {
     /// There is no such topic.
     #[error("the topic does not exist")]
     NotFound,
+    /// It has no log, so no end of it could be kept.
+    #[error("the topic is not persistent")]
+    NotPersistent,
     /// The log cannot be written, now and until the broker is restarted.
     #[error("the log cannot be written; the broker's own log names the cause")]
     Log,
@@ -287,6 +292,8 @@ pub enum Message {
         num_messages: u32,
         /// The session holds itself for [`Reason::TopicRate`] until the publish is charged: to be released once.
         awaits: bool,
+        /// Its topic is non-persistent, and too many such SENDs of the connection are unanswered: it is dropped, with a receipt.
+        surplus: bool,
         refused: Option<(ServerError, &'static str)>,
         frame: Frame,
     },

@@ -86,6 +86,8 @@ pub enum Fault {
     LeakRoot,
     /// Now and then two neighbouring messages from one core to another change places.
     ReorderMail,
+    /// What dispatch takes for the time is two seconds ahead: delayed messages come early.
+    EarlyDelayed,
 }
 
 /// How the world is set up.
@@ -329,8 +331,10 @@ impl World {
                     log_budget: self.config.lane.budget_bytes,
                     rates: rates.clone(),
                 };
+                let mut engine = Engine::new(config, lanes, metadata.clone());
+                engine.count_in(Some(accounting.clone()));
                 Core {
-                    engine: Engine::new(config, lanes, metadata.clone()),
+                    engine,
                     cumulation: Cumulation::new(self.config.sizes, Some(accounting.clone())),
                     awake: false,
                     notices: VecDeque::new(),
@@ -645,6 +649,7 @@ impl World {
             sum.producers += stats.producers;
             sum.consumers += stats.consumers;
             sum.counters.protocol_errors += stats.counters.protocol_errors;
+            sum.counters.messages_dropped += stats.counters.messages_dropped;
             sum.counters.messages_in += stats.counters.messages_in;
             sum.counters.messages_out += stats.counters.messages_out;
         }

@@ -1,13 +1,13 @@
 //! Topics as a whole: made, listed, deleted, unloaded, emptied.
 
-use super::super::Topics;
 use super::super::lanes::Pending;
 use super::super::operation::{Operation, Then};
+use super::super::{Topic, Topics};
 use super::reply;
 use crate::engine::admin::{Answer, Asker};
 use crate::engine::context::Context;
 use crate::engine::message::Message;
-use crate::engine::name::{Domain, TopicName};
+use crate::engine::name::TopicName;
 use crate::engine::time::Now;
 use crate::store::log::{Record, TopicState};
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ impl Topics {
                 return reply(cx, asker, Answer::Failed(text));
             };
             self.change_properties(slot, &changes);
-            lane = self.topics.get(slot as usize).map(|topic| topic.lane);
+            lane = lane.or(self.topics.get(slot as usize).and_then(|topic| topic.log()));
         }
         let answer = Answer::Created { existed };
         match lane {
@@ -117,7 +117,22 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return reply(cx, asker, Answer::NoTopic);
         };
-        let (lane, id) = (topic.lane, topic.state.id);
+        let (lane, id) = (topic.log(), topic.state.id);
+        self.retire(cx, slot, now);
+        if let Some(seat) = lane.and_then(|lane| self.lanes.get_mut(lane)) {
+            seat.append(&Record::TopicDeleted { topic: id });
+            seat.push_behind(Pending::Vacate { topic: slot });
+        }
+        self.volatile_gone(slot);
+        self.reply_durable(cx, asker, lane, Answer::Done);
+    }
+
+    /// Takes a topic out of the table of names, closes its clients, and refuses what is under way. Its slot stays taken.
+    pub(in crate::engine::topic) fn retire(&mut self, cx: &mut Context, slot: u32, now: Now) {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
+        let id = topic.state.id;
         // From here on the name is free: who comes next gets a topic of its own.
         topic.deleted = true;
         let name = topic.name.clone();
@@ -140,13 +155,6 @@ impl Topics {
                 self.refuse_operation(cx, operation);
             }
         }
-        if let Some(seat) = self.lanes.get_mut(lane) {
-            if name.domain() == Domain::Persistent {
-                seat.append(&Record::TopicDeleted { topic: id });
-            }
-            seat.push_behind(Pending::Vacate { topic: slot });
-        }
-        self.reply_durable(cx, asker, lane, Answer::Done);
     }
 
     fn refuse_operation(&mut self, cx: &mut Context, operation: Operation) {
@@ -201,12 +209,20 @@ impl Topics {
         for (_, sub) in topic.subs.iter_mut() {
             sub.gone_out = (0, 0);
         }
-        let lane = topic.lane;
+        let lane = topic.log();
         self.reply_durable(cx, asker, lane, Answer::Done);
     }
 
     /// Every subscription moves to the end; what was stored goes.
     pub(super) fn truncate(&mut self, cx: &mut Context, asker: Asker, slot: u32, now: Now) {
+        if self
+            .topics
+            .get(slot as usize)
+            .is_some_and(Topic::is_volatile)
+        {
+            // Nothing is stored, and nobody has anything in front of it.
+            return reply(cx, asker, Answer::Done);
+        }
         for sub in self.sub_slots(slot) {
             let end = self.topics.get(slot as usize).map(|topic| topic.confirmed);
             if let Some(end) = end {
@@ -217,9 +233,7 @@ impl Topics {
             return reply(cx, asker, Answer::NoTopic);
         };
         let lane = topic.lane;
-        if let Some(seat) = self.lanes.get_mut(lane)
-            && topic.name.domain() == Domain::Persistent
-        {
+        if let Some(seat) = self.lanes.get_mut(lane) {
             topic.empty(seat, now);
         }
         self.reply_durable(cx, asker, lane, Answer::Done);
@@ -240,7 +254,7 @@ impl Topics {
         changes: &[(String, Option<String>)],
     ) {
         self.change_properties(slot, changes);
-        match self.topics.get(slot as usize).map(|topic| topic.lane) {
+        match self.topics.get(slot as usize).map(|topic| topic.log()) {
             Some(lane) => self.reply_durable(cx, asker, lane, Answer::Done),
             None => reply(cx, asker, Answer::NoTopic),
         }
@@ -258,7 +272,7 @@ impl Topics {
             // An empty value removes it, so a value has a mark in front.
             let value = value.as_ref().map(|value| format!("={value}"));
             let value = value.as_deref().unwrap_or_default().as_bytes();
-            if topic.name.domain() == Domain::Persistent {
+            if !topic.is_volatile() {
                 seat.append(&Record::TopicProperty {
                     topic: topic.state.id,
                     key: &key,

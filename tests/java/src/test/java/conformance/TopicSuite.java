@@ -125,7 +125,6 @@ class TopicSuite extends Scenario {
     }
 
     @Test
-    @Later("non-persistent topics")
     void nonPersistentTopic() throws Exception {
         topic = topic.replace("persistent://", "non-persistent://");
         Producer<byte[]> producer = producer();
