@@ -186,3 +186,24 @@ fn a_symbol_twice_is_refused() {
     let error = Avro::parse(schema.to_string().as_bytes()).unwrap_err();
     assert!(error.to_string().contains("twice"), "{error}");
 }
+
+/// Each of the writer's branches is looked for among all of the reader's, in each of the fields.
+#[test]
+fn unions_of_many_branches_are_too_complex_to_compare() {
+    let schema = |tag: &str, branches: usize| {
+        let define: Vec<_> = (0..branches)
+            .map(|i| json!({"type": "record", "name": format!("{tag}{i}"), "fields": [{"name": "a", "type": "int"}]}))
+            .collect();
+        let mention: Vec<_> = (0..branches).map(|i| format!("{tag}{i}")).collect();
+        let fields = [json!(define), json!(mention), json!(mention)]
+            .into_iter()
+            .zip(0..);
+        let fields: Vec<_> = fields
+            .map(|(union, i)| json!({"name": format!("u{i}"), "type": union}))
+            .collect();
+        avro(&json!({"type": "record", "name": "Top", "fields": fields}))
+    };
+    assert!(can_read(&schema("A", 20), &schema("B", 20)).is_ok());
+    let error = can_read(&schema("A", 700), &schema("B", 700)).unwrap_err();
+    assert!(error.to_string().contains("too complex"), "{error}");
+}
