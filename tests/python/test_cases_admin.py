@@ -1,7 +1,6 @@
 """Behaviour and public reports that need the admin API or a broker of one's own: topics that are unloaded, deleted or stopped under their
 clients, settings of topics, and what of a subscription is left behind. Each test says what it shows."""
 
-import json
 import signal
 import threading
 
@@ -9,9 +8,9 @@ import pulsar
 import pytest
 
 from keyhash import Ring, keys_of
-from publishing import EARLIEST, admin, admin_path, make_partitions, message_ids, numbers, publish, publish_raw, take, topic_stats
+from publishing import admin, admin_path, make_partitions, publish, publish_raw, take, topic_stats
 from rawpulsar import ConnectionClosed, RawConnection, entry_bytes, send_frame
-from waiting import LIMIT_SECONDS, drain, eventually
+from waiting import LIMIT_SECONDS, eventually
 
 
 def connected(broker):
@@ -319,32 +318,6 @@ def test_thirty_thousand_holes_survive(make_broker, topic, kill):
         raw.flow(total)
         assert [int(message.payload) for message in raw.messages(total // 2)] == list(range(1, total, 2))
         raw.expect_silence(0.2)
-
-
-@pytest.mark.restart
-@pytest.mark.parametrize("kill", [True, False], ids=["killed", "stopped"])
-def test_a_leftover_chunk_does_not_stop_a_subscription_after_a_restart(make_broker, topic, kill):
-    """BC-13 (apache/pulsar#26395), with a restart in place of the disconnect."""
-    broker = make_broker().start()
-    with connected(broker) as raw:
-        raw.producer(topic, producer_id=50)
-        positions = []
-        for number in range(3):
-            entry = entry_bytes(
-                b"part", sequence_id=number, uuid="u", chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=12)
-            raw.write(send_frame(entry, producer_id=50, sequence_id=number, num_messages=1, is_chunk=True))
-            positions.append(raw.expect("SEND_RECEIPT").position)
-        publish_raw(raw, topic, 100, start=1)
-        raw.subscribe(topic, "s", "Shared")
-        raw.flow(3)
-        raw.messages(3)
-        raw.ack(*positions[:2])
-    broker.kill() if kill else broker.stop()
-    broker.start()
-    client = official(broker)
-    consumer = client.subscribe(topic, "s", pulsar.ConsumerType.Shared, receiver_queue_size=100)
-    assert [message.data() for message in take(consumer, 100)] == numbers(100, 1)
-    client.close()
 
 
 @pytest.mark.restart
