@@ -208,6 +208,8 @@ struct Shared {
     changes: Arc<tokio::sync::Mutex<()>>,
     /// Questions to cores under way.
     in_flight: Arc<Semaphore>,
+    /// Payloads on their way out, in units of 64 KiB: a client that reads slowly or not at all keeps its answer in memory.
+    payloads: Arc<Semaphore>,
     /// How long a question to a core may take.
     limit: Duration,
 }
@@ -287,6 +289,7 @@ fn router(broker: Arc<dyn Broker>, limit: Duration) -> Router {
         broker,
         changes: Arc::default(),
         in_flight: Arc::new(Semaphore::new(cores::IN_FLIGHT)),
+        payloads: Arc::new(Semaphore::new(messages::PAYLOADS)),
         limit,
     };
     let mut resources = Router::new()

@@ -291,6 +291,9 @@ impl World {
             }
         }
         self.terminated.extend(effects.terminated);
+        for (asker, answer) in effects.admin {
+            asker.answer(answer);
+        }
         for (shard, chunk) in effects.writes {
             self.shards[shard as usize].queue.push_back(chunk);
             self.submit(shard);

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::{Bytes, BytesMut};
+use vela_broker::engine::admin::{Answer, Ask, Asker, Request};
 use vela_broker::engine::{
     ConnId, CoreId, Engine, EngineConfig, Message, Metadata, MetadataRequest, Now, ServiceAddress,
     Settings, TerminateError,
@@ -509,6 +510,21 @@ impl World {
         self.run_until_idle();
         let at = self.terminated.iter().position(|(t, _)| *t == token)?;
         Some(self.terminated.remove(at).1)
+    }
+
+    /// Asks about a topic as HTTP does, and does whatever there is to do. `None`: no answer came.
+    pub fn ask(&mut self, topic: &str, ask: Ask) -> Option<Answer> {
+        let (core, _) = self.home(topic);
+        let name = vela_broker::engine::name::TopicName::parse(topic).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let message = Message::Admin {
+            asker: Asker::new(move |answer| drop(sender.send(answer))),
+            request: Box::new(Request::Topic { name, ask }),
+        };
+        let now = self.now;
+        self.engine_mut(core).mail(core, vec![message], now);
+        self.run_until_idle();
+        receiver.try_recv().ok()
     }
 
     /// Changes the metadata store from outside the broker.

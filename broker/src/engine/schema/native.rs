@@ -1,5 +1,7 @@
 //! Protobuf-native schemas: a JSON document around a `FileDescriptorSet` that says which message is meant.
 
+use std::collections::BTreeSet;
+
 use prost::Message;
 use serde_json::Value;
 
@@ -53,8 +55,9 @@ pub(super) fn root(data: &[u8]) -> Result<String, String> {
     let named = |name: &str| set.file.iter().find(|file| file.name() == name);
     let file =
         named(file_name).ok_or_else(|| format!("it does not hold the file {file_name:?}"))?;
+    let names: BTreeSet<&str> = set.file.iter().map(File::name).collect();
     for dependency in set.file.iter().flat_map(|file| &file.dependency) {
-        if named(dependency).is_none() {
+        if !names.contains(dependency.as_str()) {
             return Err(format!(
                 "it does not hold the file {dependency:?}, which is imported"
             ));

@@ -311,7 +311,7 @@ impl Session {
             while self.out.len() < WRITTEN_BELOW
                 && let Some(update) = {
                     let before = watcher.weight();
-                    let update = watcher.take_update(now.ms);
+                    let update = watcher.take_update(now.ms, cx.watch.count);
                     cx.watch.names = (cx.watch.names + watcher.weight()).saturating_sub(before);
                     update
                 }

@@ -162,17 +162,19 @@ impl Topic {
         }
     }
 
-    /// Removes closed ledgers that every cursor has passed.
+    /// Removes closed ledgers that every durable cursor has passed.
     fn trim(&mut self, seat: &mut LaneSeat, now: Now) {
         if self.state.ledgers.ledgers().len() < 2 {
             return;
         }
-        let readers = self
-            .subs
-            .iter()
-            .filter(|(_, sub)| sub.cursor.is_none())
-            .map(|(_, sub)| sub.own.mark_delete());
-        let slowest = readers.fold(self.state.slowest(), Position::min);
+        // Readers do not keep what every durable subscription has passed: they go on behind it, as in Apache Pulsar. On a topic
+        // that only readers use they keep what they have not read.
+        let slowest = if self.state.cursors.is_empty() {
+            let readers = self.subs.iter().map(|(_, sub)| sub.own.mark_delete());
+            readers.fold(Position::LATEST, Position::min)
+        } else {
+            self.state.slowest()
+        };
         if let Some(mut through_ledger) = self.state.ledgers.trimmable(slowest) {
             if self.state.cursors.is_empty() {
                 // Nobody has subscribed yet: what was just published stays a while, so that a first subscriber finds it

@@ -16,6 +16,8 @@ use vela_proto::ServerError;
 /// What the names of a topic's properties begin with in its log: other values have names of their own.
 const PROPERTY: &str = "property/";
 /// What clients hear whose question was under way when their topic was deleted.
+/// Bytes of all properties of a topic, keys and values: as much as one request brings.
+const PROPERTIES_MAX: usize = 1 << 20;
 const DELETED: &str = "The topic was deleted";
 
 impl Topics {
@@ -253,6 +255,27 @@ impl Topics {
         slot: u32,
         changes: &[(String, Option<String>)],
     ) {
+        let Some(topic) = self.topics.get(slot as usize) else {
+            return reply(cx, asker, Answer::NoTopic);
+        };
+        let mut after = properties_of(&topic.state);
+        for (key, value) in changes {
+            match value {
+                Some(value) => after.insert(key.clone(), value.clone()),
+                None => after.remove(key),
+            };
+        }
+        let after: usize = after
+            .iter()
+            .map(|(key, value)| key.len() + value.len())
+            .sum();
+        if after > PROPERTIES_MAX && changes.iter().any(|(_, value)| value.is_some()) {
+            let text = format!(
+                "topic {} would have {after} bytes of properties; the limit is {PROPERTIES_MAX}",
+                topic.name
+            );
+            return reply(cx, asker, Answer::Failed(text));
+        }
         self.change_properties(slot, changes);
         match self.topics.get(slot as usize).map(|topic| topic.log()) {
             Some(lane) => self.reply_durable(cx, asker, lane, Answer::Done),
