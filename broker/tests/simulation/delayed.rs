@@ -8,7 +8,7 @@ use vela_broker::store::memory::Kept;
 use vela_proto::MessageMetadata;
 use vela_proto::command_subscribe::SubType;
 
-use super::rng::Rng;
+use super::rng::{Rng, seeds};
 use crate::harness::client::{Client, Got, say};
 use crate::harness::{World, WorldConfig};
 
@@ -499,10 +499,10 @@ impl Model {
 }
 
 /// Random delays, acknowledgments, consumers and restarts against what the clients know: nothing early, nothing lost, nothing twice, and what is
-/// due is there.
+/// due is there. Which seeds: [`seeds`].
 #[test]
 fn random_delays_keep_every_promise() {
-    for seed in 0..60 {
+    for seed in seeds(60) {
         let found = std::panic::catch_unwind(|| {
             let mut model = Model::new(seed);
             for _ in 0..300 {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use vela_proto::base_command::Type;
 use vela_proto::command_subscribe::SubType;
 
-use super::rng::Rng;
+use super::rng::{Rng, seeds};
 use crate::harness::client::{Client, Got, say};
 use crate::harness::{World, WorldConfig};
 
@@ -415,16 +415,13 @@ fn run(seed: u64) -> Outcome {
     run.finish()
 }
 
-/// `VELA_SIM_SEED=N` runs one seed; `VELA_SIM_SEEDS=N` runs N.
+/// Which seeds: [`seeds`].
 #[test]
 fn seeds_without_a_log() {
-    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().unwrap());
-    let (from, count) = match (number("VELA_SIM_SEED"), number("VELA_SIM_SEEDS")) {
-        (Some(seed), _) => (seed, 1),
-        (None, count) => (0, count.unwrap_or(60)),
-    };
+    let seeds = seeds(60);
+    let count = seeds.end - seeds.start;
     let mut all = Outcome::default();
-    for seed in from..from + count {
+    for seed in seeds {
         let caught = std::panic::catch_unwind(|| run(seed));
         let outcome = caught.unwrap_or_else(|panic| {
             println!("seed {seed} failed: VELA_SIM_SEED={seed} repeats it");

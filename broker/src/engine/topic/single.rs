@@ -5,7 +5,8 @@
 //! follows the topic's is chosen, so that topics spread over the consumers and a newcomer takes only its share.
 //!
 //! An Exclusive consumer may name ranges of key hashes: it is sent only entries whose key falls into them, and the others are done with for its
-//! subscription (they are acknowledged without a delivery, so they cost no permits).
+//! subscription: they are acknowledged without a delivery, so they cost no permits. (Pulsar 5.0.1 skips them too, but leaves them open for a later
+//! consumer that names other ranges.)
 
 use super::roster::{Consumer, Roster};
 use super::sticky::{Fixed, Refused, range_slot};
