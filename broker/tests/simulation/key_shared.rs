@@ -336,7 +336,7 @@ fn an_exclusive_consumer_is_sent_only_the_keys_it_names_and_pays_for_no_others()
         let stats = client.expect(&mut world, Type::ConsumerStatsResponse);
         let stats = stats.command.consumer_stats_response.unwrap();
         assert_eq!(stats.available_permits, Some(1), "6 and five messages");
-        // Each for itself: what was skipped between them is done with, so nothing is left of the backlog.
+        // Each for itself: what was skipped between them stays open, over a restart too.
         for got in &got {
             client.ack(&mut world, 7, vec![got.id()], false);
         }
@@ -347,8 +347,8 @@ fn an_exclusive_consumer_is_sent_only_the_keys_it_names_and_pays_for_no_others()
         client.producer(&mut world, &topic, 1);
         client.subscribe(&mut world, &topic, "s", false, 7);
         client.flow(&mut world, 7, 100);
-        assert!(client.texts(&mut world).is_empty());
         // One that names no ranges gets everything.
+        assert_eq!(client.texts(&mut world), ["1", "3", "5", "7", "9"]);
         low_and_high_texts(&mut client, &mut world, 10..12);
         assert_eq!(client.texts(&mut world), ["10", "11"]);
     }

@@ -167,7 +167,7 @@ impl Topics {
     }
 }
 
-/// Entries that no client may see, or that the only consumer does not want, count as acknowledged.
+/// Entries that no client may see count as acknowledged.
 fn acknowledge_hidden(
     state: &mut TopicState,
     seat: &mut LaneSeat,
@@ -326,9 +326,8 @@ impl Run<'_> {
                 continue;
             };
             if !self.sub.dispatcher.wants(key_hash) {
+                // Nobody's now, and not acknowledged: another consumer may want it.
                 self.taken(position, source);
-                self.sub.redelivered.remove(&position);
-                self.hidden.push(position);
                 continue;
             }
             if source == Source::New

@@ -4,9 +4,8 @@
 //! candidates take turns by its index; elsewhere (or with `activeConsumerFailoverConsistentHashing`) the one whose point on a ring of hashes
 //! follows the topic's is chosen, so that topics spread over the consumers and a newcomer takes only its share.
 //!
-//! An Exclusive consumer may name ranges of key hashes: it is sent only entries whose key falls into them, and the others are done with for its
-//! subscription: they are acknowledged without a delivery, so they cost no permits. (Pulsar 5.0.1 skips them too, but leaves them open for a later
-//! consumer that names other ranges.)
+//! An Exclusive consumer may name ranges of key hashes: it is sent only entries whose key falls into them. The others are skipped at no cost in
+//! permits and stay unacknowledged, for a later consumer that names other ranges or none.
 
 use super::roster::{Consumer, Roster};
 use super::sticky::{Fixed, Refused, range_slot};
