@@ -14,6 +14,8 @@ use bytes::BytesMut;
 use harness::client::{Client, say};
 use harness::{World, WorldConfig};
 use vela_broker::engine::Settings;
+use vela_broker::engine::admin::{Answer, Ask, CursorTarget, SubscriptionAsk};
+use vela_broker::store::log::Position;
 use vela_proto::{self as proto, ServerError, base_command::Type};
 
 const TOPIC: &str = "persistent://public/default/t";
@@ -295,4 +297,39 @@ fn answers_that_wait_for_the_disk_are_bounded() {
     let answers = answers.filter(|i| i.command.ack_response.is_some()).count();
     assert_eq!(answers as u64, asked);
     assert!(world.wants_frames(client.peer));
+}
+
+/// A batch says itself how many messages it has: a cursor within one of `i32::MAX` would be a set of 256 MiB.
+#[test]
+fn a_cursor_does_not_go_into_a_batch_that_claims_too_much() {
+    let mut world = world();
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, TOPIC, 1);
+    client.subscribe(&mut world, TOPIC, "s", true, 1);
+    client.flow(&mut world, 1, 10);
+    client.send_batch(&mut world, 1, 0, 100, "x");
+    client.send_batch(&mut world, 1, 1, i32::MAX, "x");
+    let ids: Vec<_> = client.messages(&mut world).iter().map(|m| m.id()).collect();
+    assert_eq!(ids.len(), 2);
+    let mut reset = |id: &proto::MessageIdData| {
+        let target = CursorTarget {
+            position: Position::new(id.ledger_id as i64, id.entry_id as i64),
+            batch_index: 5,
+            excluded: false,
+        };
+        world.ask(
+            TOPIC,
+            Ask::Subscription {
+                name: "s".into(),
+                ask: SubscriptionAsk::ResetTo(target),
+            },
+        )
+    };
+    let honest = reset(&ids[0]);
+    assert!(matches!(honest, Some(Answer::Done)), "{honest:?}");
+    let refused = reset(&ids[1]);
+    assert!(
+        matches!(&refused, Some(Answer::Failed(text)) if text.contains("65536")),
+        "{refused:?}"
+    );
 }

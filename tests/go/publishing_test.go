@@ -275,7 +275,7 @@ func TestDeduplication(t *testing.T) {
 func TestDelayedDelivery(t *testing.T) {
 	for name, kinds := range map[string]pulsar.SubscriptionType{"shared": pulsar.Shared, "key_shared": pulsar.KeyShared} {
 		t.Run(name, func(t *testing.T) {
-			later(t, "delayed delivery", func(s *scenario) {
+			run(t, func(s *scenario) {
 				consumer, producer := s.consumer(kind(kinds)), s.producer()
 				due := time.Now().Add(4 * time.Second)
 				s.send(producer, &pulsar.ProducerMessage{Payload: []byte("at"), DeliverAt: due})

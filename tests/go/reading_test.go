@@ -130,7 +130,7 @@ func TestTableView(t *testing.T) {
 }
 
 func TestNonPersistentTopic(t *testing.T) {
-	later(t, "non-persistent topics", func(s *scenario) {
+	run(t, func(s *scenario) {
 		s.topic = "non-" + s.topic
 		producer, consumer := s.producer(), s.consumer()
 		// Until the consumer's permits have arrived messages are dropped.

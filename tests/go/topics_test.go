@@ -22,7 +22,7 @@ func (s *scenario) spread(consumer pulsar.Consumer, total int) map[int32]int {
 }
 
 func TestPartitionedTopic(t *testing.T) {
-	later(t, "partitioned topics over HTTP", func(s *scenario) {
+	run(t, func(s *scenario) {
 		s.admin("PUT", topicPath(s.topic, "/partitions"), "4")
 		partitions, err := s.client.TopicPartitions(s.topic)
 		s.must(err, "partitions")
@@ -67,7 +67,7 @@ func TestAutoCreatedPartitions(t *testing.T) {
 }
 
 func TestTerminatedTopic(t *testing.T) {
-	later(t, "terminate over HTTP", func(s *scenario) {
+	run(t, func(s *scenario) {
 		producer, consumer := s.producer(), s.consumer()
 		ids := s.sendAll(producer, numbered(0, 5)...)
 		var last struct{ LedgerID, EntryID int64 }
@@ -89,7 +89,7 @@ func TestTerminatedTopic(t *testing.T) {
 }
 
 func TestStatistics(t *testing.T) {
-	later(t, "topic statistics over HTTP", func(s *scenario) {
+	run(t, func(s *scenario) {
 		consumer := s.consumer(kind(pulsar.Shared), queue(100), named("the-consumer"))
 		s.sendAll(s.producer(batching(10)), numbered(0, 60)...)
 		for _, message := range s.receiveN(consumer, 60)[:20] {

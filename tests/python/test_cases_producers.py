@@ -404,7 +404,6 @@ def terminate(broker, topic):
     return last["ledgerId"], last["entryId"]
 
 
-@pytest.mark.later("terminating a topic over HTTP")
 class TestTermination:
     def test_producers_are_closed_and_refused(self, broker, make_raw, topic):
         raw, other = make_raw(), make_raw()

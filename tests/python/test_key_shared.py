@@ -512,3 +512,23 @@ def test_keys_keep_their_order_while_consumers_come_and_go(make_client, topic):
     assert len(watch.seen) == 60
     for key, numbers in watch.seen.items():
         assert numbers == sorted(numbers), key
+
+
+class TestExclusiveConsumerOfSomeKeys:
+    """An Exclusive consumer that names hash ranges is sent only what lies in them, and pays for nothing else."""
+
+    @pytest.mark.parametrize("mode", ["STICKY", "AUTO_SPLIT"])
+    def test_gets_only_those(self, make_raw, topic, publish, mode):
+        keys = [b"key1" if n % 2 == 0 else b"hello" for n in range(10)]
+        positions = [publish(b"%d" % n, key) for n, key in enumerate(keys)]
+        low = {"keySharedMode": mode, "hashRanges": [{"start": 0, "end": 32767}]}
+        reader = make_raw()
+        reader.subscribe(topic, "s", keySharedMeta=low)
+        # Five messages wanted, and as many permits.
+        reader.flow(5)
+        assert texts(reader, 5) == [b"0", b"2", b"4", b"6", b"8"]
+        assert reader.stats()["availablePermits"] == 0
+        reader.ack(positions[8], ack_type="Cumulative")
+        positions.append(publish(b"next", b"key1"))
+        reader.flow(1)
+        assert texts(reader, 1) == [b"next"]

@@ -7,18 +7,27 @@ use super::{Answer, Shared};
 use crate::engine::admin::{Answer as Reply, Ask, SubscriptionAsk};
 use crate::store::log::Position;
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use axum::routing::get;
 use serde_json::{Map, Value};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use tokio::sync::OwnedSemaphorePermit;
 use vela_codec::compress;
 use vela_codec::entry::Entry;
 use vela_proto::{CompressionType, MessageMetadata};
 
 /// Largest payload that is decompressed for an answer.
 const PAYLOAD_MAX: usize = 64 << 20;
+/// Payloads that may be on their way to clients at once, in units of [`PAYLOAD_UNIT`]: 256 MiB.
+pub(super) const PAYLOADS: usize = 4096;
+/// Bytes.
+const PAYLOAD_UNIT: usize = 64 << 10;
+/// The end of the year 9999, milliseconds since the Unix epoch.
+const LAST_MS: u64 = 253_402_300_799_999;
 
 pub(super) fn routes(base: &str) -> Router<Shared> {
     let at = |path: &str| format!("{base}/{{topic}}/{path}");
@@ -77,7 +86,7 @@ async fn by_id(State(shared): State<Shared>, target: Target) -> Answer {
 
 async fn give(shared: &Shared, target: &Target, ask: Ask, none: &str) -> Answer {
     match shared.ask(&target.name, ask).await? {
-        Reply::Entry { position, data } => Ok(message(position, &data)?),
+        Reply::Entry { position, data } => message(shared, position, &data),
         Reply::NoMessage => Ok(answer::reason(StatusCode::NOT_FOUND, none)),
         other => Err(target.error(other)),
     }
@@ -85,7 +94,8 @@ async fn give(shared: &Shared, target: &Target, ask: Ask, none: &str) -> Answer 
 
 /// A time as Pulsar's headers have it: zeros at the end of the fraction are cut.
 pub(super) fn time(milliseconds: u64) -> String {
-    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(milliseconds);
+    // Times are what a client wrote, and what formats them knows four digits of a year.
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(milliseconds.min(LAST_MS));
     let text = humantime::format_rfc3339_millis(at).to_string();
     let text = text.trim_end_matches('Z');
     let text = match text.contains('.') {
@@ -95,8 +105,20 @@ pub(super) fn time(milliseconds: u64) -> String {
     format!("{text}Z")
 }
 
+/// A payload that counts as on its way until the last of it was written.
+struct Sent {
+    payload: Vec<u8>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        &self.payload
+    }
+}
+
 /// A stored entry: its payload as the body, its metadata as headers. A batch comes as a whole.
-fn message(position: Position, data: &[u8]) -> Result<Response, Refusal> {
+fn message(shared: &Shared, position: Position, data: &[u8]) -> Answer {
     let broken = || -> Refusal {
         answer::internal(&format!(
             "the metadata of message {position} cannot be read"
@@ -107,16 +129,29 @@ fn message(position: Position, data: &[u8]) -> Result<Response, Refusal> {
     let metadata = entry.decode_metadata().map_err(|_| broken())?;
     let encrypted = !metadata.encryption_keys.is_empty();
     let compression = metadata.compression.unwrap_or(0);
+    let announced = metadata.uncompressed_size.unwrap_or(0) as usize;
+    let units = announced.min(PAYLOAD_MAX).max(entry.payload.len()) / PAYLOAD_UNIT + 1;
+    let units = u32::try_from(units).unwrap_or(u32::MAX);
+    let Ok(permit) = Arc::clone(&shared.payloads).try_acquire_many_owned(units) else {
+        return Ok(answer::reason(
+            StatusCode::SERVICE_UNAVAILABLE,
+            &format!(
+                "{} bytes of messages are on their way to clients that have not read them; try again",
+                PAYLOADS * PAYLOAD_UNIT
+            ),
+        ));
+    };
     let payload = match CompressionType::try_from(compression) {
         Ok(CompressionType::None) => entry.payload.to_vec(),
         _ if encrypted => entry.payload.to_vec(),
-        Ok(kind) => {
-            let size = metadata.uncompressed_size.unwrap_or(0);
-            compress::decompress(kind, entry.payload, size as usize, PAYLOAD_MAX)
-                .map_err(|error| answer::internal(&error.to_string()))?
-        }
+        Ok(kind) => compress::decompress(kind, entry.payload, announced, PAYLOAD_MAX)
+            .map_err(|error| answer::internal(&error.to_string()))?,
         Err(_) => return Err(broken()),
     };
+    let payload = Bytes::from_owner(Sent {
+        payload,
+        _permit: permit,
+    });
     let mut response = ([(header::CONTENT_TYPE, "application/json")], payload).into_response();
     for (name, value) in headers(position, &metadata, entry.payload.len()) {
         // Header values are Latin-1 at most; what is not comes with question marks, as servers of Java do it.
@@ -231,5 +266,13 @@ mod tests {
         assert_eq!(time(1_796_020_870_940), "2026-11-30T06:41:10.94Z");
         assert_eq!(time(1_796_020_870_000), "2026-11-30T06:41:10Z");
         assert_eq!(time(0), "1970-01-01T00:00:00Z");
+    }
+
+    /// A publish time or an event time is whatever its producer says.
+    #[test]
+    fn times_beyond_the_calendar_are_its_end() {
+        for far in [253_402_300_800_000, u64::MAX / 2, u64::MAX] {
+            assert_eq!(time(far), "9999-12-31T23:59:59.999Z");
+        }
     }
 }

@@ -81,6 +81,11 @@ const COUNTERS: &[PerCore] = &[
         value: |core| core.acks,
     },
     PerCore {
+        name: "vela_messages_dropped_total",
+        help: "Messages of non-persistent topics that a subscription could give to nobody, or that their connection sent too many of",
+        value: |core| core.messages_dropped,
+    },
+    PerCore {
         name: "vela_publish_errors_total",
         help: "Publishes refused",
         value: |core| core.publish_errors,

@@ -79,6 +79,8 @@ pub struct CoreSample {
     pub bytes_out: u64,
     /// Message ids acknowledged since the start.
     pub acks: u64,
+    /// Messages of non-persistent topics that nobody could take, since the start.
+    pub messages_dropped: u64,
     /// Publishes refused since the start.
     pub publish_errors: u64,
     /// Connections closed because of what they sent, since the start.
@@ -206,6 +208,8 @@ struct Shared {
     changes: Arc<tokio::sync::Mutex<()>>,
     /// Questions to cores under way.
     in_flight: Arc<Semaphore>,
+    /// Payloads on their way out, in units of 64 KiB: a client that reads slowly or not at all keeps its answer in memory.
+    payloads: Arc<Semaphore>,
     /// How long a question to a core may take.
     limit: Duration,
 }
@@ -285,6 +289,7 @@ fn router(broker: Arc<dyn Broker>, limit: Duration) -> Router {
         broker,
         changes: Arc::default(),
         in_flight: Arc::new(Semaphore::new(cores::IN_FLIGHT)),
+        payloads: Arc::new(Semaphore::new(messages::PAYLOADS)),
         limit,
     };
     let mut resources = Router::new()

@@ -174,7 +174,15 @@ impl Shared {
                 }
             }
         }
-        let mut topics = self.topics_of(name).await?;
+        let mut topics = match self.topics_of(name).await {
+            Ok(topics) => topics,
+            Err(error) => {
+                if !force {
+                    self.mark_deleted(name, false).await?;
+                }
+                return Err(error);
+            }
+        };
         if !force && topics.iter().any(|topic| !is_system(topic)) {
             self.mark_deleted(name, false).await?;
             return Err(full());

@@ -306,5 +306,8 @@ async fn remove(State(shared): State<Shared>, target: Target, params: Params) ->
     shared
         .remove_partitioned(name, &partitions, params.flag("force"))
         .await?;
+    if params.flag("deleteSchema") {
+        shared.forget_schema(name).await?;
+    }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -12,7 +12,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::{get, post};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -68,6 +68,12 @@ impl Shared {
         })
     }
 
+    /// Removes all versions of a topic's schema, its numbers included.
+    pub(super) async fn forget_schema(&self, name: &TopicName) -> Result<(), Refusal> {
+        self.delete(SchemaId::of(name).key()).await?;
+        Ok(())
+    }
+
     async fn schema_policy(&self, namespace: &str) -> Result<SchemaPolicy, Refusal> {
         let stored = self.namespace(namespace).await?.unwrap_or_default();
         Ok(SchemaPolicy::read(&Value::Object(stored)))
@@ -114,10 +120,10 @@ async fn all(State(shared): State<Shared>, Path(path): Parts) -> Answer {
     Ok(answer::value(&json!({ "getSchemaResponses": all })))
 }
 
-/// Where versions are kept. They have no ledgers here: the numbers are those of the versions.
+/// Where versions are kept. They have no ledgers here: the numbers of ledgers are those of the versions.
 async fn metadata(State(shared): State<Shared>, Path(path): Parts) -> Answer {
     let found = shared.schema(&path).await?;
-    let place = |stored: &StoredSchema| json!({ "ledgerId": -1, "entryId": stored.version, "version": stored.version });
+    let place = |stored: &StoredSchema| json!({ "ledgerId": stored.version, "entryId": 0, "version": stored.version });
     let info = place(found.versions.latest().ok_or_else(not_found)?);
     let index: Vec<Value> = found.versions.all().iter().map(place).collect();
     Ok(answer::value(&json!({ "info": info, "index": index })))

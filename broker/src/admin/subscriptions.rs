@@ -17,6 +17,9 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// Bytes of a subscription's properties, as for clients.
+const PROPERTIES_MAX: usize = 64 << 10;
+
 pub(super) fn routes(base: &str) -> Router<Shared> {
     let one = format!("{base}/{{topic}}/subscription/{{subscription}}");
     let at = |path: &str| format!("{one}/{path}");
@@ -59,11 +62,14 @@ async fn list(State(shared): State<Shared>, target: Target) -> Answer {
     Ok(answer::value(&all.into_iter().map(Value::from).collect()))
 }
 
+/// A position, and the properties beside it.
+type Place = (CursorTarget, Map<String, Value>);
+
 /// What a body says about a position, and properties that it may have.
 ///
 /// # Errors
 /// 400 if it is none.
-fn cursor_target(body: &Value) -> Result<Option<(CursorTarget, Map<String, Value>)>, Refusal> {
+fn cursor_target(body: &Value) -> Result<Option<Place>, Refusal> {
     let at = |position| CursorTarget {
         position,
         batch_index: -1,
@@ -123,6 +129,13 @@ async fn create(
     let properties: Vec<_> = answer::string_map(&Value::Object(properties))?
         .into_iter()
         .collect();
+    let size = |(key, value): &(String, String)| key.len() + value.len();
+    let size: usize = properties.iter().map(size).sum();
+    if size > PROPERTIES_MAX {
+        return Err(answer::failed(&format!(
+            "The properties of a subscription may have {PROPERTIES_MAX} bytes, these have {size}"
+        )));
+    }
     let in_partitioned =
         target.partitions.is_some() || shared.parent(&target.name).await?.is_some();
     let create_topic = in_partitioned

@@ -10,6 +10,9 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use std::collections::HashMap;
 
+/// Bytes of a subscription's name, as for clients.
+const SUBSCRIPTION_MAX: usize = 4096;
+
 /// A namespace of a path, and the domain in front of it.
 #[derive(Debug)]
 pub(super) struct Place {
@@ -81,6 +84,12 @@ impl FromRequestParts<Shared> for Target {
             .ok()
             .filter(|_| !local.contains('/'))
             .ok_or_else(|| answer::failed("Topic name is not valid"))?;
+        let subscription = path.get("subscription").map_or(0, String::len);
+        if subscription > SUBSCRIPTION_MAX {
+            return Err(answer::failed(&format!(
+                "A subscription's name may have {SUBSCRIPTION_MAX} bytes, this one has {subscription}"
+            )));
+        }
         let partitions = shared.partitions(&name).await?;
         Ok(Self {
             name,

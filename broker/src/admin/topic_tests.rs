@@ -239,3 +239,28 @@ fn what_is_not_served_says_so() {
     );
     assert_eq!(http.get("/admin/v2/nosuch").status, 404);
 }
+
+/// What clients may not make, HTTP does not make either.
+#[test]
+fn names_and_properties_are_bounded() {
+    let http = http();
+    http.is_status("PUT", TOPIC, "", 204);
+    let sub = |length: usize| format!("{TOPIC}/subscription/{}", "s".repeat(length));
+    http.is_status("PUT", &sub(4096), r#""latest""#, 204);
+    http.is_status("PUT", &sub(4097), r#""latest""#, 412);
+    http.is_status("GET", &format!("{}/position/1", sub(4097)), "", 412);
+    let with = |length: usize| {
+        let value = "v".repeat(length);
+        format!(r#"{{"ledgerId":-1,"entryId":-1,"properties":{{"k":"{value}"}}}}"#)
+    };
+    http.is_status("PUT", &sub(1), &with(65_535), 204);
+    http.is_status("PUT", &sub(2), &with(65_536), 412);
+    let properties = format!("{TOPIC}/properties");
+    let value = "v".repeat(600_000);
+    http.is_status("PUT", &properties, &format!(r#"{{"a":"{value}"}}"#), 204);
+    http.is_status("PUT", &properties, &format!(r#"{{"b":"{value}"}}"#), 500);
+    // The same again is no more than there was.
+    http.is_status("PUT", &properties, &format!(r#"{{"a":"{value}"}}"#), 204);
+    http.is_status("DELETE", &format!("{properties}?key=a"), "", 204);
+    http.is_status("PUT", &properties, &format!(r#"{{"b":"{value}"}}"#), 204);
+}

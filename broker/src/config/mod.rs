@@ -200,6 +200,30 @@ settings! {
     broker_publisher_throttling_max_byte_rate: u64 = 0,
     "brokerPublisherThrottlingMaxByteRate" in 0..=9223372036854775807 as "bytes/second", dynamic;
 
+    /// Serve persistent topics.
+    enable_persistent_topics: bool = true,
+    "enablePersistentTopics";
+
+    /// Serve non-persistent topics.
+    enable_non_persistent_topics: bool = true,
+    "enableNonPersistentTopics";
+
+    /// Messages of one connection to non-persistent topics that may wait for their receipt; more are dropped.
+    max_concurrent_non_persistent_message_per_connection: u64 = 1000,
+    "maxConcurrentNonPersistentMessagePerConnection" in 0..=10000000 as "messages", dynamic;
+
+    /// Delete topics that nobody uses. In this version: non-persistent ones, when they have neither producers nor subscriptions.
+    broker_delete_inactive_topics_enabled: bool = true,
+    "brokerDeleteInactiveTopicsEnabled", dynamic;
+
+    /// How often unused topics are looked for.
+    broker_delete_inactive_topics_frequency_seconds: u64 = 60,
+    "brokerDeleteInactiveTopicsFrequencySeconds" in 1..=31536000 as "seconds", dynamic;
+
+    /// How long a topic must have been unused to be deleted. 0: brokerDeleteInactiveTopicsFrequencySeconds.
+    broker_delete_inactive_topics_max_inactive_duration_seconds: u64 = 0,
+    "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds" in 0..=31536000 as "seconds", dynamic;
+
     /// Create a topic when a client first names it.
     allow_auto_topic_creation: bool = true,
     "allowAutoTopicCreation", dynamic;
@@ -307,6 +331,18 @@ settings! {
     /// Longest delay that a message may ask for, unless its namespace says otherwise. 0: no limit.
     delayed_delivery_max_delay_in_millis: u64 = 0,
     "delayedDeliveryMaxDelayInMillis" in 0..=9223372036854775807 as "milliseconds", dynamic;
+
+    /// Keep messages back on shared and key_shared subscriptions until the time that their producer has set, unless a namespace's policy says otherwise. Off: they are delivered at once.
+    delayed_delivery_enabled: bool = true,
+    "delayedDeliveryEnabled", dynamic;
+
+    /// How exactly that time is kept. A message is delivered at most an eighth of this late, and at once if its time comes within this.
+    delayed_delivery_tick_time_millis: u64 = 1000,
+    "delayedDeliveryTickTimeMillis" in 1..=3600000 as "milliseconds", dynamic;
+
+    /// Keep messages back as well whose time comes within delayedDeliveryTickTimeMillis: none is delivered early.
+    is_delayed_delivery_deliver_at_time_strict: bool = false,
+    "isDelayedDeliveryDeliverAtTimeStrict", dynamic;
 
     /// Store a message that a producer sends again under the same sequence id once, unless a policy says otherwise.
     broker_deduplication_enabled: bool = false,

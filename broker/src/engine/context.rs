@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use vela_codec::Accounting;
 use vela_limiter::HoldCounts;
 
 use super::admin::{Answer, Asker};
@@ -77,6 +78,9 @@ pub struct Counters {
     pub messages_out: u64,
     /// Bytes delivered.
     pub bytes_out: u64,
+    /// Messages of non-persistent topics that nobody could take: one per subscription that missed it, or that its connection sent while
+    /// too many were unanswered.
+    pub messages_dropped: u64,
     /// Acknowledged ids.
     pub acks: u64,
     /// SENDs refused.
@@ -115,6 +119,8 @@ pub struct Context {
     pub metadata: Metadata,
     /// Effects of this turn.
     pub effects: Effects,
+    /// What copies of receive memory are counted in, as that memory is.
+    pub accounting: Option<Arc<dyn Accounting>>,
     /// Counters.
     pub counters: Counters,
     /// Policies changed: rates are to be taken over at the end of the turn.

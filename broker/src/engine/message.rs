@@ -67,6 +67,8 @@ pub struct SendId {
     pub bytes: u32,
     /// What it says that it is.
     pub kind: SendKind,
+    /// It counts among its connection's unanswered SENDs to non-persistent topics.
+    pub volatile: bool,
 }
 
 impl SendId {
@@ -169,13 +171,15 @@ impl SubType {
     }
 }
 
-/// How a Key_Shared consumer wants keys to be shared out.
+/// How a Key_Shared consumer wants keys to be shared out, or which keys an Exclusive one wants at all.
 #[derive(Clone, Eq, PartialEq, Debug)]
 pub struct KeySharedMeta {
-    /// It names its own ranges of hashes, both ends included; otherwise the broker divides them.
-    pub sticky: Option<Vec<(i32, i32)>>,
+    /// It names its own ranges; otherwise the broker divides the hashes.
+    pub sticky: bool,
     /// Messages of a key may be delivered out of order while its consumer changes.
     pub allow_out_of_order: bool,
+    /// Ranges of hashes, both ends included. An Exclusive consumer that names any, in whatever mode, is sent only what lies in them.
+    pub ranges: Vec<(i32, i32)>,
 }
 
 /// The fields of SUBSCRIBE that a topic looks at.
@@ -247,6 +251,9 @@ pub enum TerminateError {
     /// There is no such topic.
     #[error("the topic does not exist")]
     NotFound,
+    /// It has no log, so no end of it could be kept.
+    #[error("the topic is not persistent")]
+    NotPersistent,
     /// The log cannot be written, now and until the broker is restarted.
     #[error("the log cannot be written; the broker's own log names the cause")]
     Log,
@@ -287,6 +294,8 @@ pub enum Message {
         num_messages: u32,
         /// The session holds itself for [`Reason::TopicRate`] until the publish is charged: to be released once.
         awaits: bool,
+        /// Its topic is non-persistent, and too many such SENDs of the connection are unanswered: it is dropped, with a receipt.
+        surplus: bool,
         refused: Option<(ServerError, &'static str)>,
         frame: Frame,
     },

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::name::{Domain, TopicName};
+use super::name::TopicName;
 use super::schema::SchemaPolicy;
 
 /// Keys of namespaces: `namespace/TENANT/NAMESPACE`.
@@ -51,6 +51,10 @@ pub struct NamespacePolicy {
     pub max_subscriptions_per_topic: Option<u32>,
     /// Longest delay of a message, milliseconds; 0 = no limit.
     pub max_delivery_delay_ms: Option<u64>,
+    /// Messages are delayed that want to be.
+    pub delayed_delivery: Option<bool>,
+    /// How exactly, milliseconds.
+    pub delayed_delivery_tick_ms: Option<u64>,
     /// Which schemas its topics take.
     pub schema: SchemaPolicy,
 }
@@ -237,6 +241,14 @@ impl NamespacePolicy {
                 .get("delayed_delivery_policies")
                 .and_then(|delayed| delayed.get("maxDeliveryDelayInMillis"))
                 .and_then(serde_json::Value::as_u64),
+            delayed_delivery: policies
+                .get("delayed_delivery_policies")
+                .and_then(|delayed| flag(delayed, "active")),
+            delayed_delivery_tick_ms: policies
+                .get("delayed_delivery_policies")
+                .and_then(|delayed| delayed.get("tickTime"))
+                .and_then(serde_json::Value::as_u64)
+                .filter(|tick| *tick > 0),
         }
     }
 }
@@ -318,10 +330,7 @@ impl Metadata {
 
 /// May a first use make this a partitioned topic? Dead-letter and retry topics never are.
 pub(crate) fn may_be_partitioned(name: &TopicName) -> bool {
-    name.domain() == Domain::Persistent
-        && name.partition() < 0
-        && !name.local().ends_with("-DLQ")
-        && !name.local().ends_with("-RETRY")
+    name.partition() < 0 && !name.local().ends_with("-DLQ") && !name.local().ends_with("-RETRY")
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vela_codec::{FRAME_PADDING, Frame};
+use vela_codec::{Accounting, FRAME_PADDING, Frame};
 
 pub use self::context::{ConnId, Context, Counters, Effects, MetadataRequest};
 pub use self::message::{CoreId, Message, TerminateError};
@@ -127,6 +127,7 @@ impl Engine {
                     mail,
                     ..Effects::default()
                 },
+                accounting: None,
                 counters: Counters::default(),
                 policies_changed: true,
                 watch: WatchIndex::default(),
@@ -135,6 +136,11 @@ impl Engine {
         };
         engine.cx.configure(config.settings);
         engine
+    }
+
+    /// What copies of receive memory are to be counted in; without this they are counted nowhere.
+    pub fn count_in(&mut self, accounting: Option<Arc<dyn Accounting>>) {
+        self.cx.accounting = accounting;
     }
 
     /// A socket was accepted.

@@ -6,7 +6,7 @@ use std::io::IoSlice;
 use bytes::{Bytes, BytesMut};
 
 /// A payload up to this size is copied beside its neighbours; a larger one is sent from where it lies.
-const COPY_LIMIT: usize = 4096;
+pub(super) const COPY_LIMIT: usize = 4096;
 /// A buffer larger than this is given back to the allocator once it has been sent.
 const KEEP_LIMIT: usize = 64 * 1024;
 

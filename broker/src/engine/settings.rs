@@ -58,6 +58,18 @@ pub struct Settings {
     pub broker_publisher_throttling_max_message_rate: u64,
     /// The same in bytes per second.
     pub broker_publisher_throttling_max_byte_rate: u64,
+    /// Persistent topics are served.
+    pub enable_persistent_topics: bool,
+    /// Non-persistent topics are served.
+    pub enable_non_persistent_topics: bool,
+    /// Unanswered SENDs of a connection to non-persistent topics beyond which more are dropped.
+    pub max_concurrent_non_persistent_message_per_connection: u32,
+    /// Non-persistent topics that nobody uses are forgotten.
+    pub broker_delete_inactive_topics_enabled: bool,
+    /// How often unused topics are looked for, milliseconds.
+    pub broker_delete_inactive_topics_frequency_ms: u64,
+    /// How long an unused topic stays, milliseconds; 0 = as long as the time between two looks.
+    pub broker_delete_inactive_topics_max_inactive_duration_ms: u64,
     /// Topics appear on first use.
     pub allow_auto_topic_creation: bool,
     /// What appears then.
@@ -100,6 +112,14 @@ pub struct Settings {
     pub encryption_require_on_producer: bool,
     /// Longest delay of a message, milliseconds; 0 = no limit. A namespace's own wins.
     pub delayed_delivery_max_delay_in_millis: u64,
+    /// Shared and Key_Shared subscriptions keep messages back until their time. A namespace's own policy wins.
+    pub delayed_delivery_enabled: bool,
+    /// How exactly, milliseconds. A namespace's own wins.
+    pub delayed_delivery_tick_time_millis: u64,
+    /// Messages that come due within that time are kept back, too.
+    pub is_delayed_delivery_deliver_at_time_strict: bool,
+    /// Delayed entries of a subscription whose times are kept in memory; the log is read again for more.
+    pub delayed_delivery_max_entries_in_memory: u32,
     /// Topics tell messages apart by their sequence ids, unless policies say otherwise.
     pub broker_deduplication_enabled: bool,
     /// Producer names that deduplication remembers per topic.
@@ -157,6 +177,12 @@ impl Default for Settings {
             max_publish_rate_per_topic_in_bytes: 0,
             broker_publisher_throttling_max_message_rate: 0,
             broker_publisher_throttling_max_byte_rate: 0,
+            enable_persistent_topics: true,
+            enable_non_persistent_topics: true,
+            max_concurrent_non_persistent_message_per_connection: 1000,
+            broker_delete_inactive_topics_enabled: true,
+            broker_delete_inactive_topics_frequency_ms: 60_000,
+            broker_delete_inactive_topics_max_inactive_duration_ms: 0,
             allow_auto_topic_creation: true,
             allow_auto_topic_creation_type: AutoTopicType::NonPartitioned,
             default_num_partitions: 1,
@@ -178,6 +204,10 @@ impl Default for Settings {
             max_subscriptions_per_topic: 0,
             encryption_require_on_producer: false,
             delayed_delivery_max_delay_in_millis: 0,
+            delayed_delivery_enabled: true,
+            delayed_delivery_tick_time_millis: 1000,
+            is_delayed_delivery_deliver_at_time_strict: false,
+            delayed_delivery_max_entries_in_memory: 65_536,
             broker_deduplication_enabled: false,
             broker_deduplication_max_number_of_producers: 10_000,
             broker_deduplication_producer_inactivity_timeout_ms: 360 * 60_000,

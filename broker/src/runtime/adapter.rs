@@ -7,7 +7,8 @@ use crate::engine::{Engine, Message, OutBuf};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
-use vela_codec::Frame;
+use std::sync::Arc;
+use vela_codec::{Accounting, Frame};
 
 impl Output for OutBuf {
     fn io_slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
@@ -26,6 +27,10 @@ impl Output for OutBuf {
 impl CoreEngine for Engine {
     type Message = Message;
     type Out = OutBuf;
+
+    fn count_in(&mut self, accounting: Option<&Arc<dyn Accounting>>) {
+        Engine::count_in(self, accounting.cloned());
+    }
 
     fn accept(&mut self, peer: SocketAddr, local: SocketAddr, now: Now) -> ConnId {
         Engine::accept(self, peer, local, now)
@@ -132,6 +137,7 @@ impl CoreEngine for Engine {
             bytes_in: stats.counters.bytes_in,
             bytes_out: stats.counters.bytes_out,
             acks: stats.counters.acks,
+            messages_dropped: stats.counters.messages_dropped,
             publish_errors: stats.counters.publish_errors,
             protocol_errors: stats.counters.protocol_errors,
             held: self.held(),

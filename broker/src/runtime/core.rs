@@ -109,10 +109,16 @@ pub(super) struct Core<E: CoreEngine, S> {
 }
 
 impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
-    pub(super) fn new(setup: Setup, post: Arc<Post<E::Message>>, engine: E, storage: S) -> Self {
+    pub(super) fn new(
+        setup: Setup,
+        post: Arc<Post<E::Message>>,
+        mut engine: E,
+        storage: S,
+    ) -> Self {
         let cores = usize::from(post.cores());
         let looks = Looks::new(setup.intake.frame_timeout_ms);
         let memory = Memory::new(setup.intake, setup.id, &post, engine.max_frame());
+        engine.count_in(memory.accounting());
         Self {
             id: setup.id,
             post,

@@ -195,6 +195,18 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         broker_publisher_throttling_max_byte_rate: settings
             .broker_publisher_throttling_max_byte_rate,
         max_message_publish_buffer_bytes: publish_buffer(settings),
+        enable_persistent_topics: settings.enable_persistent_topics,
+        enable_non_persistent_topics: settings.enable_non_persistent_topics,
+        max_concurrent_non_persistent_message_per_connection: to_u32(
+            settings.max_concurrent_non_persistent_message_per_connection,
+        ),
+        broker_delete_inactive_topics_enabled: settings.broker_delete_inactive_topics_enabled,
+        broker_delete_inactive_topics_frequency_ms: settings
+            .broker_delete_inactive_topics_frequency_seconds
+            .saturating_mul(1000),
+        broker_delete_inactive_topics_max_inactive_duration_ms: settings
+            .broker_delete_inactive_topics_max_inactive_duration_seconds
+            .saturating_mul(1000),
         allow_auto_topic_creation: settings.allow_auto_topic_creation,
         allow_auto_topic_creation_type: match settings.allow_auto_topic_creation_type {
             TopicType::NonPartitioned => AutoTopicType::NonPartitioned,
@@ -229,6 +241,10 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_subscriptions_per_topic: to_u32(settings.max_subscriptions_per_topic),
         encryption_require_on_producer: settings.encryption_require_on_producer,
         delayed_delivery_max_delay_in_millis: settings.delayed_delivery_max_delay_in_millis,
+        delayed_delivery_enabled: settings.delayed_delivery_enabled,
+        delayed_delivery_tick_time_millis: settings.delayed_delivery_tick_time_millis,
+        is_delayed_delivery_deliver_at_time_strict: settings
+            .is_delayed_delivery_deliver_at_time_strict,
         broker_deduplication_enabled: settings.broker_deduplication_enabled,
         broker_deduplication_max_number_of_producers: to_u32(
             settings.broker_deduplication_max_number_of_producers,

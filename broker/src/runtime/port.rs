@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use vela_codec::Frame;
+use vela_codec::{Accounting, Frame};
 use vela_limiter::{HoldCounts, Reason};
 
 /// Bytes that wait to be sent on one connection.
@@ -77,6 +77,8 @@ pub(super) struct Figures {
     pub(super) bytes_out: u64,
     /// Acknowledged message ids since the start.
     pub(super) acks: u64,
+    /// Messages of non-persistent topics that nobody could take, since the start.
+    pub(super) messages_dropped: u64,
     /// Publishes refused since the start.
     pub(super) publish_errors: u64,
     /// Connections closed because of what they sent, since the start.
@@ -111,6 +113,8 @@ pub(super) trait CoreEngine: 'static {
     /// Output of one connection.
     type Out: Output;
 
+    /// What copies of receive memory are to be counted in.
+    fn count_in(&mut self, _accounting: Option<&Arc<dyn Accounting>>) {}
     /// A connection came in.
     fn accept(&mut self, peer: SocketAddr, local: SocketAddr, now: Now) -> ConnId;
     /// Largest frame accepted, its size field included, in bytes.

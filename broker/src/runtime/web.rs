@@ -52,6 +52,7 @@ impl Broker for Web {
                         bytes_in: figures.bytes_in,
                         bytes_out: figures.bytes_out,
                         acks: figures.acks,
+                        messages_dropped: figures.messages_dropped,
                         publish_errors: figures.publish_errors,
                         protocol_errors: figures.protocol_errors,
                         held: figures.held,

@@ -250,18 +250,27 @@ pub mod say {
         key: Option<&str>,
         payload: &[u8],
     ) -> BytesMut {
-        let command = proto::CommandSend {
-            producer_id: producer,
-            sequence_id,
-            num_messages: batch,
-            ..Default::default()
-        };
         let metadata = proto::MessageMetadata {
             producer_name: "p".into(),
             sequence_id,
             publish_time,
             num_messages_in_batch: batch,
             partition_key: key.map(str::to_owned),
+            ..Default::default()
+        };
+        send_metadata(producer, metadata, payload)
+    }
+
+    /// A whole SEND frame with this metadata.
+    pub fn send_metadata(
+        producer: u64,
+        metadata: proto::MessageMetadata,
+        payload: &[u8],
+    ) -> BytesMut {
+        let command = proto::CommandSend {
+            producer_id: producer,
+            sequence_id: metadata.sequence_id,
+            num_messages: metadata.num_messages_in_batch,
             ..Default::default()
         };
         let mut stored = BytesMut::new();

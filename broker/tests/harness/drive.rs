@@ -259,7 +259,10 @@ impl World {
     }
 
     fn turn(&mut self, index: CoreId) {
-        let now = self.now;
+        let mut now = self.now;
+        if self.config.fault == Fault::EarlyDelayed {
+            now.wall_ms += 2_000;
+        }
         let core = &mut self.cores[usize::from(index)];
         core.awake = core.engine.end_of_turn(now);
         if let Err(error) = core.engine.audit() {
@@ -288,6 +291,9 @@ impl World {
             }
         }
         self.terminated.extend(effects.terminated);
+        for (asker, answer) in effects.admin {
+            asker.answer(answer);
+        }
         for (shard, chunk) in effects.writes {
             self.shards[shard as usize].queue.push_back(chunk);
             self.submit(shard);

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::{Bytes, BytesMut};
+use vela_broker::engine::admin::{Answer, Ask, Asker, Request};
 use vela_broker::engine::{
     ConnId, CoreId, Engine, EngineConfig, Message, Metadata, MetadataRequest, Now, ServiceAddress,
     Settings, TerminateError,
@@ -86,6 +87,8 @@ pub enum Fault {
     LeakRoot,
     /// Now and then two neighbouring messages from one core to another change places.
     ReorderMail,
+    /// What dispatch takes for the time is two seconds ahead: delayed messages come early.
+    EarlyDelayed,
 }
 
 /// How the world is set up.
@@ -329,8 +332,10 @@ impl World {
                     log_budget: self.config.lane.budget_bytes,
                     rates: rates.clone(),
                 };
+                let mut engine = Engine::new(config, lanes, metadata.clone());
+                engine.count_in(Some(accounting.clone()));
                 Core {
-                    engine: Engine::new(config, lanes, metadata.clone()),
+                    engine,
                     cumulation: Cumulation::new(self.config.sizes, Some(accounting.clone())),
                     awake: false,
                     notices: VecDeque::new(),
@@ -507,6 +512,21 @@ impl World {
         Some(self.terminated.remove(at).1)
     }
 
+    /// Asks about a topic as HTTP does, and does whatever there is to do. `None`: no answer came.
+    pub fn ask(&mut self, topic: &str, ask: Ask) -> Option<Answer> {
+        let (core, _) = self.home(topic);
+        let name = vela_broker::engine::name::TopicName::parse(topic).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let message = Message::Admin {
+            asker: Asker::new(move |answer| drop(sender.send(answer))),
+            request: Box::new(Request::Topic { name, ask }),
+        };
+        let now = self.now;
+        self.engine_mut(core).mail(core, vec![message], now);
+        self.run_until_idle();
+        receiver.try_recv().ok()
+    }
+
     /// Changes the metadata store from outside the broker.
     pub fn put_metadata(&mut self, key: &str, value: &[u8]) {
         let value = Bytes::copy_from_slice(value);
@@ -645,6 +665,7 @@ impl World {
             sum.producers += stats.producers;
             sum.consumers += stats.consumers;
             sum.counters.protocol_errors += stats.counters.protocol_errors;
+            sum.counters.messages_dropped += stats.counters.messages_dropped;
             sum.counters.messages_in += stats.counters.messages_in;
             sum.counters.messages_out += stats.counters.messages_out;
         }

@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use vela_proto::command_subscribe::SubType;
-use vela_proto::{KeySharedMeta, KeySharedMode};
+use vela_proto::{KeySharedMeta, KeySharedMode, MessageMetadata};
 
 use super::model::{At, Published, Sub, key_of};
 use super::rng::Rng;
 use crate::harness::client::say;
 use crate::harness::{Peer, World};
+
+/// How far ahead the time of a delayed message is at most.
+pub const MAX_DELAY_MS: u64 = 20_000;
 
 #[derive(Debug)]
 pub struct Producer {
@@ -83,6 +86,8 @@ pub struct Actor {
 pub struct Shared {
     /// Credit is looked at before every entry, on all types of subscriptions.
     pub precise: bool,
+    /// How much before its time a delayed message may come, milliseconds.
+    pub early: u64,
     pub topics: Vec<String>,
     pub subs: Vec<Sub>,
     pub published: Published,
@@ -225,20 +230,30 @@ impl Actor {
         } else {
             None
         };
+        let time = world.now.wall_ms;
+        let due = if rng.one_in(4) {
+            time + rng.range(1, MAX_DELAY_MS)
+        } else {
+            0
+        };
         let number = shared
             .published
-            .send(producer.topic, producer.stream, batch);
+            .send(producer.topic, producer.stream, batch, due);
         let sequence = producer.next_sequence;
         producer.next_sequence += 1;
         producer.unanswered.push_back((sequence, number));
         let mut payload = number.to_le_bytes().to_vec();
         payload.resize(8 + size, number as u8);
-        let time = world.now.wall_ms;
-        let key = key_of(number);
-        world.feed(
-            peer,
-            &say::send_keyed(id, sequence, batch, time, Some(&key), &payload),
-        );
+        let metadata = MessageMetadata {
+            producer_name: "p".into(),
+            sequence_id: sequence,
+            publish_time: time,
+            num_messages_in_batch: batch,
+            partition_key: Some(key_of(number)),
+            deliver_at_time: (due > 0).then_some(due as i64),
+            ..Default::default()
+        };
+        world.feed(peer, &say::send_metadata(id, metadata, &payload));
     }
 
     pub fn subscribe(&mut self, world: &mut World, shared: &mut Shared, id: u64, sub: usize) {

@@ -153,7 +153,7 @@ fn names_and_ids_outlive_connections_crashes_and_restarts() {
             one(&mut world, &client, 1, sequence);
         }
         for _ in 0..10 {
-            let text = format!("m{next}").repeat(if next % 3 == 0 { 300 } else { 1 });
+            let text = format!("m{next}").repeat(if next.is_multiple_of(3) { 300 } else { 1 });
             send(&mut world, &client, 1, (next, None), None, &text);
             next += 1;
         }

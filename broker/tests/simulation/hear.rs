@@ -122,7 +122,7 @@ impl Actor {
                     }
                 }
             }
-            Type::Message => self.message(shared, incoming),
+            Type::Message => self.message(world, shared, incoming),
             Type::AckResponse => self.ack_response(shared, command.ack_response.as_ref().unwrap()),
             Type::ConsumerStatsResponse => {
                 self.stats_response(shared, command.consumer_stats_response.as_ref().unwrap())
@@ -206,7 +206,7 @@ impl Actor {
         // Else the SUCCESS of a close, or of a SUBSCRIBE that was closed right behind.
     }
 
-    fn message(&mut self, shared: &mut Shared, incoming: &Incoming) {
+    fn message(&mut self, world: &World, shared: &mut Shared, incoming: &Incoming) {
         let got = Got::from(incoming).unwrap();
         let permits = got.permits.expect("message_permits is always written");
         // What comes to a consumer that is being closed, or from before it was opened anew, was sent to its predecessor.
@@ -252,7 +252,14 @@ impl Actor {
             sub.name
         );
         consumer.last = Some(at);
-        sub.delivery(number, at, consumer.key, open);
+        let due = shared.published.sent[number as usize].due;
+        let now = world.now.wall_ms;
+        assert!(
+            !sub.shared || due <= now + shared.early,
+            "message {number} is due at {due} and comes at {now} on {}",
+            sub.name
+        );
+        sub.delivery(number, at, consumer.key, open, due > 0);
         consumer.holds.insert(at, open);
         shared.deliveries += 1;
     }

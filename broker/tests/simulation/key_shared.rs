@@ -300,6 +300,88 @@ fn a_seek_forgets_what_waited_and_who_held_what() {
     assert_eq!(texts, all);
 }
 
+/// SUBSCRIBE of an Exclusive consumer that wants these hashes; the mode that it names beside them says nothing.
+fn exclusive(topic: &str, request: u64, mode: KeySharedMode, range: (i32, i32)) -> BaseCommand {
+    let mut subscribe = say::subscribe(topic, "s", false, 7, request);
+    subscribe.key_shared_meta = Some(KeySharedMeta {
+        key_shared_mode: mode as i32,
+        hash_ranges: vec![IntRange {
+            start: range.0,
+            end: range.1,
+        }],
+        ..Default::default()
+    });
+    say::subscribe_command(subscribe)
+}
+
+fn low_and_high_texts(client: &mut Client, world: &mut World, numbers: std::ops::Range<u64>) {
+    for n in numbers {
+        let key = if n % 2 == 0 { LOW } else { HIGH };
+        send(client, world, n, key, &n.to_string());
+    }
+}
+
+#[test]
+fn an_exclusive_consumer_is_sent_only_the_keys_it_names_and_pays_for_no_others() {
+    for mode in [KeySharedMode::Sticky, KeySharedMode::AutoSplit] {
+        let (mut world, topic, mut client) = filled(&[]);
+        low_and_high_texts(&mut client, &mut world, 0..10);
+        client.say(&mut world, &exclusive(&topic, 90, mode, (0, 29_999)));
+        client.success(&mut world, 90);
+        client.flow(&mut world, 7, 6);
+        let got = client.messages(&mut world);
+        let texts: Vec<String> = got.iter().map(|got| got.text()).collect();
+        assert_eq!(texts, ["0", "2", "4", "6", "8"]);
+        client.say(&mut world, &say::stats(7, 70));
+        let stats = client.expect(&mut world, Type::ConsumerStatsResponse);
+        let stats = stats.command.consumer_stats_response.unwrap();
+        assert_eq!(stats.available_permits, Some(1), "6 and five messages");
+        // Each for itself: what was skipped between them stays open, over a restart too.
+        for got in &got {
+            client.ack(&mut world, 7, vec![got.id()], false);
+        }
+        client.say(&mut world, &say::close_consumer(7, 91));
+        client.success(&mut world, 91);
+        world.restart();
+        let mut client = Client::connect(&mut world, 0);
+        client.producer(&mut world, &topic, 1);
+        client.subscribe(&mut world, &topic, "s", false, 7);
+        client.flow(&mut world, 7, 100);
+        // One that names no ranges gets everything.
+        assert_eq!(client.texts(&mut world), ["1", "3", "5", "7", "9"]);
+        low_and_high_texts(&mut client, &mut world, 10..12);
+        assert_eq!(client.texts(&mut world), ["10", "11"]);
+    }
+}
+
+/// Readers of the Java client: a cursor of its own, from the earliest message on.
+#[test]
+fn a_reader_of_some_keys() {
+    let (mut world, topic, mut client) = filled(&[]);
+    low_and_high_texts(&mut client, &mut world, 0..10);
+    let command = exclusive(&topic, 90, KeySharedMode::Sticky, (30_000, 65_535));
+    let mut subscribe = command.subscribe.unwrap();
+    subscribe.durable = Some(false);
+    subscribe.start_message_id = Some(say::id(u64::MAX, u64::MAX));
+    client.say(&mut world, &say::subscribe_command(subscribe));
+    client.success(&mut world, 90);
+    client.flow(&mut world, 7, 100);
+    assert_eq!(client.texts(&mut world), ["1", "3", "5", "7", "9"]);
+    // What is sent again was sent before.
+    client.say(&mut world, &say::redeliver(7, Vec::new(), None));
+    assert_eq!(client.texts(&mut world), ["1", "3", "5", "7", "9"]);
+}
+
+#[test]
+fn the_ranges_of_an_exclusive_consumer_are_checked() {
+    let (mut world, topic, mut client) = filled(&[]);
+    let sticky = KeySharedMode::Sticky;
+    client.say(&mut world, &exclusive(&topic, 90, sticky, (9, 5)));
+    let (error, text) = client.error(&mut world, 90);
+    assert_eq!(error, ServerError::ConsumerAssignError);
+    assert!(text.contains("[9, 5] ends before it begins"), "{text}");
+}
+
 #[test]
 fn key_shared_can_be_switched_off() {
     let (mut world, topic, mut client) = filled(&[]);

@@ -12,6 +12,8 @@ pub struct Sent {
     /// Which opened producer it came from.
     pub stream: u64,
     pub batch: Option<i32>,
+    /// Not to be delivered before, where messages are delayed; 0 = at once.
+    pub due: u64,
     /// Its receipt came: it must never be lost.
     pub receipt: bool,
     /// Refused: it must never be seen.
@@ -29,11 +31,12 @@ pub struct Published {
 
 impl Published {
     /// A new SEND; its number.
-    pub fn send(&mut self, topic: usize, stream: u64, batch: Option<i32>) -> u64 {
+    pub fn send(&mut self, topic: usize, stream: u64, batch: Option<i32>, due: u64) -> u64 {
         self.sent.push(Sent {
             topic,
             stream,
             batch,
+            due,
             receipt: false,
             refused: false,
             at: None,
@@ -103,6 +106,7 @@ impl Keys {
         }
     }
 
+    /// `first` = it comes for the first time, and in the order of its key.
     fn delivery(&mut self, number: u64, at: At, consumer: u64, first: bool, name: &str) {
         let key = key_of(number);
         if self.ordered {
@@ -181,7 +185,7 @@ pub struct Sub {
 
 impl Sub {
     /// An entry arrives at `consumer`.
-    pub fn delivery(&mut self, number: u64, at: At, consumer: u64, open: u64) {
+    pub fn delivery(&mut self, number: u64, at: At, consumer: u64, open: u64, delayed: bool) {
         if self.loose && consumer <= self.sought_key {
             // On its way since before the SEEK: somebody else may have acknowledged it in the meantime.
             self.held.entry(at).or_insert(consumer);
@@ -225,7 +229,7 @@ impl Sub {
         );
         let first = self.delivered.insert(number);
         if let Some(keys) = self.keys.as_mut().filter(|_| !self.loose) {
-            keys.delivery(number, at, consumer, first, &self.name);
+            keys.delivery(number, at, consumer, first && !delayed, &self.name);
         }
     }
 

@@ -8,7 +8,7 @@ use vela_broker::store::memory::Kept;
 use vela_proto::{ServerError, base_command::Type};
 
 use super::access::{EXCLUSIVE, FENCING, WAIT};
-use super::rng::Rng;
+use super::rng::{Rng, seeds};
 use crate::harness::client::{Got, say};
 use crate::harness::{Incoming, Peer, World, WorldConfig};
 
@@ -456,14 +456,10 @@ fn run(seed: u64) -> Done {
     run.done
 }
 
-/// `VELA_SIM_SEED=N` runs one seed; `VELA_SIM_SEEDS=N` runs N.
+/// Which seeds: [`seeds`].
 #[test]
 fn nothing_is_stored_twice_and_nobody_writes_after_its_epoch() {
-    let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
-    let seeds = match (number("VELA_SIM_SEED"), number("VELA_SIM_SEEDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(60),
-    };
+    let seeds = seeds(60);
     let many = seeds.end - seeds.start >= 60;
     let mut total = Done::default();
     for seed in seeds {

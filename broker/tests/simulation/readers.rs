@@ -3,6 +3,7 @@
 use vela_proto::{self as proto, base_command::Type};
 
 use super::consume::filled;
+use super::restart::small;
 use crate::harness::client::{Client, say};
 use crate::harness::{World, WorldConfig};
 
@@ -253,4 +254,40 @@ fn a_reader_that_seeks_has_a_minute_to_come_back() {
         client.say(&mut world, &say::close_consumer(10, 73));
         client.success(&mut world, 73);
     }
+}
+
+#[test]
+fn a_reader_that_stands_still_keeps_no_ledgers() {
+    let mut world = World::new(small());
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    client.subscribe(&mut world, &topic, "s", false, 7);
+    client.flow(&mut world, 7, 100_000);
+    client.say(
+        &mut world,
+        &reader(&topic, say::id(u64::MAX, u64::MAX), 8, 8),
+    );
+    client.success(&mut world, 8);
+    client.flow(&mut world, 8, 1);
+    for i in 0..200 {
+        client.send(&mut world, 1, i, &format!("{i:03}{}", "w".repeat(3000)));
+        client.receipt(&mut world);
+        let got = client.messages(&mut world);
+        let mine = got.iter().filter(|m| m.consumer == 7);
+        client.ack(&mut world, 7, mine.map(|m| m.id()).collect(), false);
+    }
+    assert!(world.dropped_segments > 3, "{}", world.dropped_segments);
+    // It goes on where there still is something, in order and to the end.
+    client.flow(&mut world, 8, 1000);
+    let texts = client.texts(&mut world);
+    let numbers: Vec<usize> = texts
+        .iter()
+        .filter_map(|text| text.get(..3)?.parse().ok())
+        .collect();
+    let first = *numbers
+        .first()
+        .expect("the ledger that is written is there");
+    assert!(first >= 180, "{first}");
+    assert_eq!(numbers, (first..200).collect::<Vec<_>>());
 }

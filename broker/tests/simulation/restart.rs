@@ -7,7 +7,7 @@ use vela_proto::base_command::Type;
 use crate::harness::client::{Client, say};
 use crate::harness::{World, WorldConfig};
 
-fn small() -> WorldConfig {
+pub(crate) fn small() -> WorldConfig {
     let mut config = WorldConfig::default();
     config.settings.managed_ledger_max_entries_per_ledger = 10;
     config.settings.checkpoint_interval_bytes = 64 << 10;

@@ -39,3 +39,13 @@ impl Rng {
         }
     }
 }
+
+/// The seeds of a test of random runs: `VELA_SIM_SEED=N` is one; `VELA_SIM_SEEDS=N` are N, from `VELA_SIM_FROM` on; else from 0, as many as usual.
+pub fn seeds(usual: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    if let Some(seed) = number("VELA_SIM_SEED") {
+        return seed..seed + 1;
+    }
+    let from = number("VELA_SIM_FROM").unwrap_or(0);
+    from..from + number("VELA_SIM_SEEDS").unwrap_or(usual)
+}

@@ -99,6 +99,7 @@ fn planted_faults_are_found() {
         Fault::StaleFlow,
         Fault::LeakRoot,
         Fault::ReorderMail,
+        Fault::EarlyDelayed,
     ];
     let missed: Vec<Fault> = faults
         .into_iter()

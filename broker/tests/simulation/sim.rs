@@ -3,7 +3,7 @@
 use vela_broker::engine::Now;
 use vela_broker::store::memory::Kept;
 
-use super::actor::{Actor, Consumer, Shared};
+use super::actor::{Actor, Consumer, MAX_DELAY_MS, Shared};
 use super::model::{Keys, Published, Sub};
 use super::rng::Rng;
 use crate::harness::{Fault, Step, World, WorldConfig};
@@ -77,6 +77,13 @@ fn config(rng: &mut Rng, fault: Fault) -> WorldConfig {
     } else {
         rng.range(1, 10) as u32
     };
+    settings.is_delayed_delivery_deliver_at_time_strict = rng.one_in(2);
+    settings.delayed_delivery_tick_time_millis = rng.range(1, 1000);
+    settings.delayed_delivery_max_entries_in_memory = if rng.one_in(2) {
+        rng.range(1, 8) as u32
+    } else {
+        65_536
+    };
     settings.checkpoint_interval_bytes = rng.range(4 << 10, 64 << 10);
     // Their names are new each time, so nothing is a repeat; but the log has records of another kind.
     settings.broker_deduplication_enabled = rng.one_in(4);
@@ -128,6 +135,14 @@ impl Run {
         }
         let shared = Shared {
             precise: world.config.settings.precise_dispatcher_flow_control,
+            early: match world
+                .config
+                .settings
+                .is_delayed_delivery_deliver_at_time_strict
+            {
+                true => 0,
+                false => world.config.settings.delayed_delivery_tick_time_millis,
+            },
             topics,
             subs,
             published: Published::default(),
@@ -465,8 +480,9 @@ impl Run {
                 .actors
                 .iter()
                 .flat_map(|actor| actor.consumers.values());
+            // Up to `suspect` of what it has given may have been taken back.
             let has_credit = |c: &Consumer| {
-                c.opening.is_none() && c.given > c.taken && (c.active || !sub.failover)
+                c.opening.is_none() && c.given > c.taken + c.suspect && (c.active || !sub.failover)
             };
             if sub.holders_unknown || !consumers.any(|c| c.sub == index && has_credit(c)) {
                 continue;
@@ -493,9 +509,12 @@ impl Run {
             for (number, sent) in (0..).zip(&self.shared.published.sent) {
                 if sent.topic == sub.topic && sent.receipt {
                     let at = sent.at.unwrap();
+                    let late = settings.delayed_delivery_tick_time_millis / 8 + 1;
+                    let waits = sub.shared && sent.due + late > self.world.now.wall_ms;
                     let drains = sub.keys.as_ref().is_some_and(|k| k.may_drain(number));
                     assert!(
                         drains
+                            || waits
                             || !sub.is_loose_end(number, at)
                             || served.iter().any(|c| c.holds.contains_key(&at)),
                         "message {number} at {at:?} is held by nobody on {}, and a consumer has credit: {:?}",
@@ -609,6 +628,11 @@ impl Run {
     /// One client subscribes to everything, takes all there is and acknowledges it.
     fn drain(&mut self) {
         self.cut(0);
+        // Everything comes due.
+        for _ in 0..=MAX_DELAY_MS / 5_000 {
+            self.world.advance(5_000);
+            self.settle();
+        }
         self.actors[0].connect(&mut self.world, &mut self.rng);
         for sub in 0..self.shared.subs.len() {
             self.actors[0].subscribe(&mut self.world, &mut self.shared, 100 + sub as u64, sub);

@@ -146,7 +146,7 @@ fn a_watcher_hears_of_topics_on_every_core() {
     let first = world.topic_on(0, "a0");
     maker.producer(&mut world, &first, 1);
     let begun = watch(&mut world, &mut watcher, 7, A, None);
-    assert_eq!(begun.topic, [first.clone()]);
+    assert_eq!(begun.topic, std::slice::from_ref(&first));
     let mut names = vec![first];
     for (n, core) in [0, 1, 1, 0].into_iter().enumerate() {
         let topic = world.topic_on(core, &format!("a{}", n + 1));

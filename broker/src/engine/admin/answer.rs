@@ -85,6 +85,8 @@ pub struct TopicStats {
     pub rate_in: f64,
     /// Bytes published per second.
     pub throughput_in: f64,
+    /// Messages per second that nobody could take, of a non-persistent topic.
+    pub drop_rate: f64,
     /// Messages published since the topic was loaded.
     pub messages_in: u64,
     /// Bytes published since the topic was loaded.
@@ -128,6 +130,8 @@ pub struct ProducerStats {
     pub rate_in: f64,
     /// Bytes per second.
     pub throughput_in: f64,
+    /// Messages per second that were dropped because too many of its connection were unanswered.
+    pub drop_rate: f64,
     /// Wall clock when it was opened, milliseconds.
     pub connected_ms: u64,
 }
@@ -139,6 +143,8 @@ pub struct SubscriptionStats {
     pub kind: &'static str,
     /// Its cursor outlives consumers.
     pub durable: bool,
+    /// Messages per second that none of its consumers could take, on a non-persistent topic.
+    pub drop_rate: f64,
     /// Messages delivered per second.
     pub rate_out: f64,
     /// Bytes delivered per second.
@@ -157,6 +163,8 @@ pub struct SubscriptionStats {
     pub backlog_size: u64,
     /// Messages that wait for their time.
     pub delayed: u64,
+    /// Memory that keeping them takes, bytes.
+    pub delayed_memory: u64,
     /// Entries that wait to be delivered again.
     pub in_replay: u64,
     /// Messages delivered and not acknowledged.

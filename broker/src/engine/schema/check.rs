@@ -1,9 +1,11 @@
 //! Is a schema one of its type, and may it follow another? Rules by type, as Apache Pulsar has them (documentation, "Schema compatibility").
 
+use std::cell::OnceCell;
+
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::avro::{Avro, can_read};
+use super::avro::{Avro, AvroError, can_read};
 use super::{Schema, SchemaError, SchemaType, Strategy, native};
 
 /// Key-value schemas within key-value schemas.
@@ -76,19 +78,50 @@ fn is_old_json(data: &[u8]) -> bool {
     document.is_ok_and(|document| document.get("type").and_then(Value::as_str) == Some("object"))
 }
 
-/// Are they one schema, as far as versions go? Definitions in Avro's words are compared by meaning, others by their bytes; properties never.
-pub(super) fn same(old: &Schema, new: &Schema) -> bool {
-    if old.kind != new.kind {
-        return false;
-    }
-    if old.data == new.data {
-        return true;
-    }
-    is_avro(new.kind)
-        && match (Avro::parse(&old.data), Avro::parse(&new.data)) {
-            (Ok(old), Ok(new)) => old.canonical() == new.canonical(),
-            _ => false,
+/// A schema that is compared with many: it is read once.
+pub(super) struct Compared<'a> {
+    schema: &'a Schema,
+    avro: OnceCell<Result<Avro, AvroError>>,
+    canonical: OnceCell<String>,
+}
+
+impl<'a> Compared<'a> {
+    pub(super) fn new(schema: &'a Schema) -> Self {
+        Compared {
+            schema,
+            avro: OnceCell::new(),
+            canonical: OnceCell::new(),
         }
+    }
+
+    /// If it is in Avro's words.
+    fn avro(&self) -> Option<&Result<Avro, AvroError>> {
+        let parse = || Avro::parse(&self.schema.data);
+        is_avro(self.schema.kind).then(|| self.avro.get_or_init(parse))
+    }
+
+    /// Are they one schema, as far as versions go? Definitions in Avro's words are compared by meaning, others by their bytes; properties never.
+    pub(super) fn same(&self, old: &Schema) -> bool {
+        if old.kind != self.schema.kind {
+            return false;
+        }
+        if old.data == self.schema.data {
+            return true;
+        }
+        let Some(Ok(avro)) = self.avro() else {
+            return false;
+        };
+        let canonical = self.canonical.get_or_init(|| avro.canonical());
+        Avro::parse(&old.data).is_ok_and(|old| old.canonical() == *canonical)
+    }
+
+    /// May it follow `old`?
+    ///
+    /// # Errors
+    /// [`SchemaError::Incompatible`] with the reason.
+    pub(super) fn follows(&self, old: &Schema, strategy: Strategy) -> Result<(), SchemaError> {
+        compatible_within(old, self.schema, self.avro(), strategy, 0)
+    }
 }
 
 pub(super) fn compatible(
@@ -96,12 +129,13 @@ pub(super) fn compatible(
     new: &Schema,
     strategy: Strategy,
 ) -> Result<(), SchemaError> {
-    compatible_within(old, new, strategy, 0)
+    compatible_within(old, new, None, strategy, 0)
 }
 
 fn compatible_within(
     old: &Schema,
     new: &Schema,
+    parsed: Option<&Result<Avro, AvroError>>,
     strategy: Strategy,
     depth: usize,
 ) -> Result<(), SchemaError> {
@@ -120,7 +154,10 @@ fn compatible_within(
         return refuse("Schema compatibility strategy is ALWAYS_INCOMPATIBLE".into());
     }
     match new.kind {
-        SchemaType::Avro | SchemaType::Json => avro(old, new, strategy),
+        SchemaType::Avro | SchemaType::Json => match parsed {
+            Some(parsed) => avro(old, new, parsed, strategy),
+            None => avro(old, new, &Avro::parse(&new.data), strategy),
+        },
         SchemaType::ProtobufNative => match (native::root(&old.data), native::root(&new.data)) {
             (Ok(old), Ok(new)) if old == new => Ok(()),
             (Ok(old), Ok(new)) => refuse(format!(
@@ -134,17 +171,22 @@ fn compatible_within(
         SchemaType::KeyValue if depth < MAX_NESTING => {
             let (old_key, old_value) = split(old)?;
             let (new_key, new_value) = split(new)?;
-            compatible_within(&old_key, &new_key, strategy, depth + 1)?;
-            compatible_within(&old_value, &new_value, strategy, depth + 1)
+            compatible_within(&old_key, &new_key, None, strategy, depth + 1)?;
+            compatible_within(&old_value, &new_value, None, strategy, depth + 1)
         }
         _ => Ok(()),
     }
 }
 
-fn avro(old: &Schema, new: &Schema, strategy: Strategy) -> Result<(), SchemaError> {
+fn avro(
+    old: &Schema,
+    new: &Schema,
+    parsed: &Result<Avro, AvroError>,
+    strategy: Strategy,
+) -> Result<(), SchemaError> {
     let refuse = |text: String| Err(SchemaError::Incompatible(text));
-    let (was, is) = (Avro::parse(&old.data), Avro::parse(&new.data));
-    let (was, is) = match (was, is) {
+    let was = Avro::parse(&old.data);
+    let (was, is) = match (&was, parsed) {
         (Ok(was), Ok(is)) => (was, is),
         (Err(error), _) | (_, Err(error)) => {
             // A JSON schema may go from the old kind of definition to the new one and back. Two old ones say whose class they are of.
@@ -170,12 +212,12 @@ fn avro(old: &Schema, new: &Schema, strategy: Strategy) -> Result<(), SchemaErro
         ))
     };
     if strategy.new_reads_old()
-        && let Err(error) = can_read(&was, &is)
+        && let Err(error) = can_read(was, is)
     {
         return failed("new", "existing", error);
     }
     if strategy.old_reads_new()
-        && let Err(error) = can_read(&is, &was)
+        && let Err(error) = can_read(is, was)
     {
         return failed("existing", "new", error);
     }
@@ -249,6 +291,11 @@ fn component(schema: &Schema, role: &str, data: Bytes) -> Result<Schema, SchemaE
             .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
             .collect(),
     })
+}
+
+#[cfg(test)]
+fn same(old: &Schema, new: &Schema) -> bool {
+    Compared::new(new).same(old)
 }
 
 #[cfg(test)]

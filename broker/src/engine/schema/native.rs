@@ -1,5 +1,7 @@
 //! Protobuf-native schemas: a JSON document around a `FileDescriptorSet` that says which message is meant.
 
+use std::collections::BTreeSet;
+
 use prost::Message;
 use serde_json::Value;
 
@@ -7,11 +9,11 @@ use serde_json::Value;
 #[derive(Clone, PartialEq, Message)]
 struct FileSet {
     #[prost(message, repeated, tag = "1")]
-    file: Vec<File>,
+    file: Vec<FileProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct File {
+struct FileProto {
     #[prost(string, optional, tag = "1")]
     name: Option<String>,
     #[prost(string, optional, tag = "2")]
@@ -53,8 +55,9 @@ pub(super) fn root(data: &[u8]) -> Result<String, String> {
     let named = |name: &str| set.file.iter().find(|file| file.name() == name);
     let file =
         named(file_name).ok_or_else(|| format!("it does not hold the file {file_name:?}"))?;
+    let names: BTreeSet<&str> = set.file.iter().map(FileProto::name).collect();
     for dependency in set.file.iter().flat_map(|file| &file.dependency) {
-        if named(dependency).is_none() {
+        if !names.contains(dependency.as_str()) {
             return Err(format!(
                 "it does not hold the file {dependency:?}, which is imported"
             ));
@@ -107,7 +110,7 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
     use super::*;
 
@@ -118,7 +121,7 @@ pub(super) mod tests {
             nested_type: Vec::new(),
         };
         let set = FileSet {
-            file: vec![File {
+            file: vec![FileProto {
                 name: Some("a.proto".into()),
                 package: Some("p".into()),
                 dependency: imports.iter().map(|name| (*name).into()).collect(),

@@ -155,9 +155,10 @@ impl Versions {
 
     /// The version that is this schema, if one is.
     pub fn find(&self, schema: &Schema) -> Option<u64> {
+        let schema = check::Compared::new(schema);
         // Most often the newest.
         let mut all = self.all.iter().rev();
-        all.find(|stored| check::same(&stored.schema, schema))
+        all.find(|stored| schema.same(&stored.schema))
             .map(|stored| stored.version)
     }
 
@@ -173,8 +174,9 @@ impl Versions {
     /// [`SchemaError::Incompatible`] with the reason.
     pub fn check(&self, schema: &Schema, strategy: Strategy) -> Result<(), SchemaError> {
         if strategy.is_transitive() {
+            let schema = check::Compared::new(schema);
             let mut all = self.all.iter();
-            all.try_for_each(|old| schema.check(&old.schema, strategy))
+            all.try_for_each(|old| schema.follows(&old.schema, strategy))
         } else {
             let latest = self.latest();
             latest.map_or(Ok(()), |old| schema.check(&old.schema, strategy))
@@ -253,8 +255,9 @@ impl Versions {
             | Strategy::ForwardTransitive
             | Strategy::Full => self.check(schema, Strategy::Backward),
             strategy => {
+                let schema = check::Compared::new(schema);
                 let mut all = self.all.iter();
-                all.try_for_each(|old| schema.check(&old.schema, strategy))
+                all.try_for_each(|old| schema.follows(&old.schema, strategy))
             }
         }
     }

@@ -46,11 +46,21 @@ impl Session {
             );
             return Err((ServerError::ServiceNotReady, text));
         }
-        if name.domain() == Domain::NonPersistent {
-            return Err((
-                ServerError::NotAllowedError,
-                format!("Non-persistent topics are not served by this version: {name}"),
-            ));
+        let (served, kind, setting) = match name.domain() {
+            Domain::Persistent => (
+                cx.settings.enable_persistent_topics,
+                "Persistent",
+                "enablePersistentTopics",
+            ),
+            Domain::NonPersistent => (
+                cx.settings.enable_non_persistent_topics,
+                "Non-persistent",
+                "enableNonPersistentTopics",
+            ),
+        };
+        if !served {
+            let text = format!("{kind} topics are not served here, {setting} is false: {name}");
+            return Err((ServerError::NotAllowedError, text));
         }
         let auto = cx.settings.allow_auto_topic_creation && !text.ends_with(char::is_whitespace);
         match cx.metadata.check_partition(&name) {
@@ -74,7 +84,10 @@ impl Session {
                 ),
             )),
             PartitionCheck::Beyond => Err((
-                ServerError::TopicNotFound,
+                match name.domain() {
+                    Domain::Persistent => ServerError::TopicNotFound,
+                    Domain::NonPersistent => ServerError::NotAllowedError,
+                },
                 format!("{name} is beyond the last partition of {}", name.base()),
             )),
         }
@@ -165,6 +178,7 @@ impl Session {
             return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
         }
         let core = cx.core_of_shard(topic.shard(cx.shards));
+        let volatile = topic.domain() == Domain::NonPersistent;
         let client = self.next_client(id);
         self.closed_by_broker.remove(&id);
         self.producers.insert(
@@ -172,6 +186,7 @@ impl Session {
             Client {
                 incarnation: client.incarnation,
                 core,
+                volatile,
                 state: ClientState::Opening,
             },
         );
@@ -256,7 +271,7 @@ impl Session {
         };
         if let Err((error, message)) = self
             .check_clients(cx)
-            .and_then(|()| check_subscribe(cx, &subscribe))
+            .and_then(|()| check_subscribe(cx, &subscribe, topic.domain()))
         {
             return self.send_error(cx, request_id, error, message);
         }
@@ -269,6 +284,7 @@ impl Session {
             Err((error, message)) => return self.send_error(cx, request_id, error, message),
         };
         let core = cx.core_of_shard(topic.shard(cx.shards));
+        let volatile = topic.domain() == Domain::NonPersistent;
         let client = self.next_client(id);
         let siblings = u32::try_from(self.consumers.len()).unwrap_or(u32::MAX);
         self.consumers.insert(
@@ -276,6 +292,7 @@ impl Session {
             Client {
                 incarnation: client.incarnation,
                 core,
+                volatile,
                 state: ClientState::Opening,
             },
         );
@@ -284,11 +301,13 @@ impl Session {
             request_id,
             sub_type,
             key_shared: subscribe.key_shared_meta.map(|meta| KeySharedMeta {
-                sticky: (meta.key_shared_mode == proto::KeySharedMode::Sticky as i32).then(|| {
-                    let ranges = meta.hash_ranges.iter();
-                    ranges.map(|range| (range.start, range.end)).collect()
-                }),
+                sticky: meta.key_shared_mode == proto::KeySharedMode::Sticky as i32,
                 allow_out_of_order: meta.allow_out_of_order_delivery.unwrap_or(false),
+                ranges: meta
+                    .hash_ranges
+                    .iter()
+                    .map(|range| (range.start, range.end))
+                    .collect(),
             }),
             subscription: subscribe.subscription,
             name: subscribe.consumer_name.unwrap_or_default(),
@@ -547,6 +566,7 @@ fn sub_type(subscribe: &proto::CommandSubscribe) -> Option<SubType> {
 fn check_subscribe(
     cx: &Context,
     subscribe: &proto::CommandSubscribe,
+    domain: Domain,
 ) -> Result<(), (ServerError, String)> {
     use proto::command_subscribe::SubType;
     let size: usize = subscribe
@@ -584,6 +604,12 @@ fn check_subscribe(
         return Err((
             ServerError::ProducerBusy,
             format!("'{name}' cannot be a subscription name: it is blank or reserved"),
+        ));
+    }
+    if subscribe.read_compacted == Some(true) && domain == Domain::NonPersistent {
+        return Err((
+            ServerError::NotAllowedError,
+            "readCompacted is for persistent topics only".into(),
         ));
     }
     let sub_type = subscribe.sub_type;

@@ -188,9 +188,9 @@ impl Session {
         if let Some(watcher) = self.watchers.get_mut(&id) {
             // The client wants to begin again from what is there (PIP-145, reconcile). It keeps its pattern.
             let before = watcher.weight();
-            let (names, hash) = watcher.snapshot();
+            let snapshot = watcher.snapshot();
             cx.watch.names = cx.watch.names.saturating_sub(before - watcher.weight());
-            return self.send_watched(cx, request_id, id, names, hash, watch.topics_hash, now);
+            return self.send_watched(cx, request_id, id, snapshot, watch.topics_hash, now);
         }
         let pattern = match TopicPattern::parse(&watch.topics_pattern) {
             Ok(pattern) => pattern,
@@ -255,8 +255,8 @@ impl Session {
         let before = watcher.weight();
         watcher.begin(names.into_iter());
         cx.watch.names = (cx.watch.names + watcher.weight()).saturating_sub(before);
-        let (names, new_hash) = watcher.snapshot();
-        self.send_watched(cx, request_id, id, names, new_hash, hash, now);
+        let snapshot = watcher.snapshot();
+        self.send_watched(cx, request_id, id, snapshot, hash, now);
     }
 
     fn send_watched(
@@ -264,8 +264,7 @@ impl Session {
         cx: &mut Context,
         request_id: u64,
         id: u64,
-        mut names: Vec<String>,
-        hash: String,
+        (mut names, hash): (Vec<String>, String),
         known: Option<String>,
         now: Now,
     ) {
@@ -312,7 +311,7 @@ impl Session {
             while self.out.len() < WRITTEN_BELOW
                 && let Some(update) = {
                     let before = watcher.weight();
-                    let update = watcher.take_update(now.ms);
+                    let update = watcher.take_update(now.ms, cx.watch.count);
                     cx.watch.names = (cx.watch.names + watcher.weight()).saturating_sub(before);
                     update
                 }

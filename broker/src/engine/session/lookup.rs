@@ -6,7 +6,7 @@ use super::{Session, Sessions};
 use crate::engine::context::{Context, MetadataRequest};
 use crate::engine::message::{Message, SessionRef};
 use crate::engine::metadata::{Metadata, PartitionCheck, may_be_partitioned};
-use crate::engine::name::{Domain, TopicName};
+use crate::engine::name::TopicName;
 use crate::engine::reply;
 use crate::engine::settings::AutoTopicType;
 
@@ -61,16 +61,6 @@ impl Session {
             && may_be_partitioned(&name);
         if auto && !partitioned {
             return self.send(cx, &reply::partitions(request_id, 0));
-        }
-        if name.domain() == Domain::NonPersistent {
-            return self.send(
-                cx,
-                &reply::partitions_failed(
-                    request_id,
-                    ServerError::TopicNotFound,
-                    format!("Topic {name} does not exist"),
-                ),
-            );
         }
         // Whether the topic is there already is its own core's to say.
         if self.inquiries.len() >= MAX_INQUIRIES {

@@ -63,6 +63,8 @@ enum ClientState {
 struct Client {
     incarnation: u32,
     core: CoreId,
+    /// Its topic is non-persistent.
+    volatile: bool,
     state: ClientState,
 }
 
@@ -89,6 +91,8 @@ pub(super) struct Session {
     closed_by_broker: BTreeMap<u64, u64>,
     next_incarnation: u32,
     pending_publishes: u32,
+    /// Those of them that go to non-persistent topics.
+    pending_volatile: u32,
     holds: Holds,
     reading: bool,
     out: OutBuf,
@@ -250,6 +254,7 @@ impl Sessions {
             closed_by_broker: BTreeMap::new(),
             next_incarnation: 0,
             pending_publishes: 0,
+            pending_volatile: 0,
             holds: Holds::default(),
             reading: true,
             out: OutBuf::default(),
@@ -410,7 +415,7 @@ impl Sessions {
                         position.entry as u64,
                     );
                 });
-                if session.answered(cx, send.bytes) {
+                if session.answered(cx, &send) {
                     Self::settle(session, cx, now);
                 }
             }
@@ -433,7 +438,7 @@ impl Sessions {
                 session.out.encode(|buf| {
                     encode::send_error(buf, send.client.id, send.error_sequence(), error, message);
                 });
-                if session.answered(cx, send.bytes) {
+                if session.answered(cx, &send) {
                     Self::settle(session, cx, now);
                 }
             }

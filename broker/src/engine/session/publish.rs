@@ -54,11 +54,18 @@ impl Session {
             None
         };
         let (client_ref, core) = (self.client_ref(client, send.producer_id), client.core);
+        let client_volatile = client.volatile;
         let bytes = frame.rest().len() as u32;
         self.publish_begun(cx, bytes, now);
         // Rates are charged by what the client says; a batch cannot hold more messages than fit into the largest one.
         let most = cx.settings.max_message_size / SMALLEST_IN_BATCH;
         let num_messages = (send.num_messages.max(1) as u32).min(most.max(1));
+        let surplus = client_volatile
+            && self.pending_volatile
+                > cx.settings
+                    .max_concurrent_non_persistent_message_per_connection;
+        let volatile = client_volatile && !surplus;
+        self.pending_volatile += u32::from(volatile);
         let awaits = cx.rate_limited && core != cx.core;
         if awaits {
             self.await_charge(cx);
@@ -78,9 +85,11 @@ impl Session {
                         (_, true) => SendKind::Chunk,
                         _ => SendKind::Message,
                     },
+                    volatile,
                 },
                 num_messages,
                 awaits,
+                surplus,
                 refused,
                 frame,
             },

@@ -12,7 +12,7 @@ use vela_proto::base_command::Type;
 use super::outbound::Outbound;
 use super::{Session, Sessions, Stage};
 use crate::engine::context::{ConnId, Context};
-use crate::engine::message::{Message, SessionRef};
+use crate::engine::message::{Message, SendId, SessionRef};
 use crate::engine::settings::PublishPacing;
 use crate::engine::time::Now;
 
@@ -131,9 +131,12 @@ impl Session {
     }
 
     /// One SEND has its answer. True if the session may go on because of it.
-    pub(super) fn answered(&mut self, cx: &mut Context, bytes: u32) -> bool {
+    pub(super) fn answered(&mut self, cx: &mut Context, send: &SendId) -> bool {
         self.pending_publishes = self.pending_publishes.saturating_sub(1);
-        self.holds.unanswered = self.holds.unanswered.saturating_sub(u64::from(bytes));
+        if send.volatile {
+            self.pending_volatile = self.pending_volatile.saturating_sub(1);
+        }
+        self.holds.unanswered = self.holds.unanswered.saturating_sub(u64::from(send.bytes));
         self.touch(cx);
         let share = self.release_share(cx);
         self.release_requests(cx) || share

@@ -103,6 +103,9 @@ impl Topic {
             return;
         }
         self.access.epoch = Some(epoch);
+        if self.is_volatile() {
+            return;
+        }
         let value = epoch.to_string();
         seat.append(&Record::TopicProperty {
             topic: self.state.id,
@@ -158,7 +161,8 @@ impl Topics {
         if topic.access.queue.is_empty() {
             return;
         }
-        if self.lanes.get(topic.lane).is_some_and(LaneSeat::is_broken) {
+        let seat = topic.log().and_then(|lane| self.lanes.get(lane));
+        if seat.is_some_and(LaneSeat::is_broken) {
             return self.refuse_queued(cx, slot, ServerError::PersistenceError, |topic| {
                 format!("Topic {topic} cannot begin an epoch: the log cannot be written; the broker's own log names the cause")
             });

@@ -55,11 +55,14 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        cx.counters.acks += ids.len() as u64;
+        if topic.is_volatile() {
+            return self.ack_volatile(cx, client, ids.len(), request_id, now);
+        }
         let lane = topic.lane;
         let Some(sub) = topic.subs.get(sub_slot as usize) else {
             return;
         };
-        cx.counters.acks += ids.len() as u64;
         let refusal = if sub.resetting {
             Some((ServerError::UnknownError, RESETTING))
         } else if cumulative {
@@ -267,6 +270,10 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        if topic.is_volatile() {
+            // Nothing is kept that could come again.
+            return;
+        }
         let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return;
         };
@@ -337,6 +344,7 @@ impl Subscription {
             None => {
                 if whole {
                     self.replay.remove(&position);
+                    self.delayed.take(position);
                 }
                 Released {
                     holder: None,

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use vela_codec::entry::Entry;
 
 use super::chunks::Chunk;
+use super::delayed::{self, Rule};
 use super::dispatcher::{Candidate, Choice};
 use super::lanes::LaneSeat;
 use super::permits::Permits;
@@ -29,7 +30,7 @@ const CHECKSUM_VERSION: i32 = 11;
 const BATCH_VERSION: i32 = 4;
 
 /// What the metadata of a stored entry means for dispatch.
-enum Content {
+pub(super) enum Content {
     /// Messages in the entry; `batch` = it is a batch, be it of one; `chunk` = it is a part of a message.
     Messages {
         count: u32,
@@ -37,13 +38,15 @@ enum Content {
         chunk: Option<Chunk>,
         /// The hash of its key, if that was asked for.
         key_hash: u32,
+        /// When it wants to be delivered, milliseconds since the Unix epoch.
+        deliver_at: Option<u64>,
     },
     /// Nothing a client may see: a marker, or metadata nobody can read. It is acknowledged on the spot.
     Hidden,
 }
 
 /// `keyed` = the key counts.
-fn content(data: &[u8], keyed: bool) -> Content {
+pub(super) fn content(data: &[u8], keyed: bool) -> Content {
     let Some(metadata) = Entry::parse(data)
         .ok()
         .and_then(|entry| entry.metadata_view())
@@ -59,6 +62,9 @@ fn content(data: &[u8], keyed: bool) -> Content {
         batch: count.is_some(),
         chunk: Chunk::of(&metadata),
         key_hash: if keyed { key_hash(&metadata) } else { 0 },
+        deliver_at: metadata
+            .deliver_at_time
+            .and_then(|at| u64::try_from(at).ok()),
     }
 }
 
@@ -69,6 +75,8 @@ enum Source {
     Aside,
     /// It came back.
     Replay,
+    /// Its time has come.
+    Due,
     /// It was never read.
     New,
 }
@@ -79,6 +87,9 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        if topic.is_volatile() {
+            return topic.settle_volatile();
+        }
         let Some(seat) = self.lanes.get_mut(topic.lane) else {
             return;
         };
@@ -92,6 +103,13 @@ impl Topics {
             ..
         } = topic;
         let mut others = false;
+        let limits = topic.limits.unwrap_or_default();
+        let rule = Rule {
+            enabled: limits.delayed,
+            tick_ms: limits.delay_tick_ms.max(1),
+            strict: cx.settings.is_delayed_delivery_deliver_at_time_strict,
+            limit: delayed::limit(&self.delays, &cx.settings),
+        };
         for (sub_slot, sub) in subs.iter_mut() {
             if sub.resetting || sub.roster.is_empty() {
                 continue;
@@ -107,9 +125,11 @@ impl Topics {
                 confirmed: *confirmed,
                 partition,
                 hidden: Vec::new(),
+                rule,
             };
             again |= run.dispatch(cx, slot, now);
             let hidden = std::mem::take(&mut run.hidden);
+            sub.set_timer(&mut self.delays, key, &rule, now);
             if !hidden.is_empty() {
                 acknowledge_hidden(state, seat, sub, &hidden);
                 hidden_acked = true;
@@ -219,23 +239,45 @@ struct Run<'a> {
     confirmed: Position,
     partition: i32,
     hidden: Vec<Position>,
+    /// What is delayed.
+    rule: Rule,
 }
 
 impl Run<'_> {
     /// True if there is more to do and only the turn is over.
     fn dispatch(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
+        let searches = self.sub.dispatcher.tracks_pending() && self.look_for_due(slot, now);
         let sub = &mut *self.sub;
         let mark_delete = sub.acks(self.state).mark_delete();
         sub.dispatcher
             .begin_run(&sub.roster, mark_delete, &cx.settings);
+        let full = self.sub.delayed.is_full(&self.rule);
         let more = self.hand_out(cx, slot, now);
+        // What has come due meanwhile takes the place of what has gone.
+        let room = full && !self.sub.delayed.is_full(&self.rule);
         self.sub.dispatcher.end_run();
         self.sub.roster.settle();
-        more
+        more || searches || room
+    }
+
+    /// Finds what has come due. True if there is more to look at.
+    fn look_for_due(&mut self, slot: u32, now: Now) -> bool {
+        if self.sub.delayed.is_empty() {
+            return false;
+        }
+        self.sub.delayed.promote(&self.rule, now.wall_ms);
+        delayed::read_on(
+            self.state,
+            self.seat,
+            self.sub,
+            slot,
+            &self.rule,
+            now.wall_ms,
+        )
     }
 
     fn hand_out(&mut self, cx: &mut Context, slot: u32, now: Now) -> bool {
-        let keyed = self.sub.dispatcher.keys().is_some();
+        let keyed = self.sub.dispatcher.is_keyed();
         for _ in 0..TURN_ENTRIES {
             if !self.sub.dispatcher.is_ready(&self.sub.roster) {
                 return false;
@@ -275,6 +317,7 @@ impl Run<'_> {
                 batch,
                 chunk,
                 key_hash,
+                deliver_at,
             } = content(&data, keyed)
             else {
                 self.taken(position, source);
@@ -282,6 +325,21 @@ impl Run<'_> {
                 self.hidden.push(position);
                 continue;
             };
+            if !self.sub.dispatcher.wants(key_hash) {
+                // Nobody's now, and not acknowledged: another consumer may want it.
+                self.taken(position, source);
+                continue;
+            }
+            if source == Source::New
+                && let Some(at) = deliver_at
+                && self.rule.delays(at, now.wall_ms)
+                && self.sub.dispatcher.tracks_pending()
+            {
+                // It costs nothing, and what lies behind it goes on.
+                self.taken(position, source);
+                self.sub.delayed.put_aside(position, at, self.rule.limit);
+                continue;
+            }
             let ack_set = self
                 .sub
                 .acks(self.state)
@@ -327,19 +385,28 @@ impl Run<'_> {
         true
     }
 
-    /// The next entry to hand out: what was put aside and can go now, what came back, then what was never read.
+    /// The next entry to hand out: what was put aside and can go now; what came back or has come due, in the order of the log; then what was
+    /// never read.
     fn next(&mut self) -> Option<(Position, Source)> {
         if let Some(position) = self.aside() {
             return Some((position, Source::Aside));
         }
+        let goes_on = !self.sub.blocked && !self.sub.stopped && self.sub.dispatcher.reads_on();
+        let due = if goes_on { self.due() } else { None };
         while let Some(position) = self.sub.replay.first().copied() {
+            if due.is_some_and(|due| due < position) {
+                break;
+            }
             if !self.sub.acks(self.state).is_acked(position) {
                 return Some((position, Source::Replay));
             }
             self.sub.replay.pop_first();
             self.sub.redelivered.remove(&position);
         }
-        if self.sub.blocked || self.sub.stopped || !self.sub.dispatcher.reads_on() {
+        if let Some(due) = due {
+            return Some((due, Source::Due));
+        }
+        if !goes_on {
             return None;
         }
         let next = self
@@ -347,6 +414,17 @@ impl Run<'_> {
             .acks(self.state)
             .next_unacked(&self.state.ledgers, self.sub.read)?;
         (next <= self.confirmed).then_some((next, Source::New))
+    }
+
+    /// The first entry that is due.
+    fn due(&mut self) -> Option<Position> {
+        while let Some(position) = self.sub.delayed.first_due() {
+            if !self.sub.acks(self.state).is_acked(position) {
+                return Some(position);
+            }
+            self.sub.delayed.take(position);
+        }
+        None
     }
 
     /// The first entry put aside that can go now.
@@ -369,6 +447,7 @@ impl Run<'_> {
             Source::Replay => {
                 self.sub.replay.remove(&position);
             }
+            Source::Due => self.sub.delayed.take(position),
             Source::New => self.sub.read = position,
         }
     }
@@ -393,22 +472,12 @@ impl Run<'_> {
         let tracks = self.sub.dispatcher.tracks_pending();
         let sub = &mut *self.sub;
         let slot = sub.dispatcher.slot(candidate);
-        let Some(consumer) = sub.roster.get_mut(index) else {
-            return;
-        };
-        let client = consumer.client;
-        if batch && consumer.version < BATCH_VERSION {
-            sub.roster.bar(index);
+        if !sub.can_read(cx, index, batch) {
             // It goes to whoever stays.
             if tracks {
                 sub.put_back(position, slot);
             }
-            return cx.post(
-                client.session.core,
-                Message::Disconnect {
-                    session: client.session,
-                },
-            );
+            return;
         }
         if tracks && !sub.pending.admit(position, index, permits, count, slot) {
             // Somebody holds it already, and it comes back if that one gives it back.
@@ -418,25 +487,23 @@ impl Run<'_> {
             sub.pending.take(position, index);
             return sub.put_back(position, slot);
         }
-        let data = if consumer.version < CHECKSUM_VERSION {
-            strip_checksum(data)
-        } else {
-            data
+        let Some(consumer) = sub.roster.get(index) else {
+            return;
         };
-        let redelivery_count = if tracks {
-            sub.redelivered.get(&position).copied().unwrap_or(0)
-        } else {
-            0
+        let delivery = Delivery {
+            position,
+            partition: self.partition,
+            redelivery_count: if tracks {
+                sub.redelivered.get(&position).copied().unwrap_or(0)
+            } else {
+                0
+            },
+            ack_set,
+            epoch: if tracks { None } else { consumer.epoch },
+            permits: permits.get(),
+            data,
         };
-        let messages = u64::from(permits.get());
-        consumer.sent.add(messages, now.ms);
-        consumer.sent_bytes.add(data.len() as u64, now.ms);
-        if redelivery_count > 0 {
-            consumer.redelivered.add(messages, now.ms);
-        }
-        let epoch = if tracks { None } else { consumer.epoch };
-        sub.roster
-            .charge(index, permits, count, data.len() + ENTRY_COST);
+        sub.deliver(cx, index, permits, count, delivery, now);
         if tracks {
             let limit = u64::from(cx.settings.max_unacked_messages_per_consumer);
             if limit > 0 && sub.pending.unacked_of(index) >= limit {
@@ -449,16 +516,50 @@ impl Run<'_> {
             // More is out than before: that lets nobody go on.
             self.unacked.settle(cx, self.key, sub);
         }
-        let delivery = Delivery {
-            position,
-            partition: self.partition,
-            redelivery_count,
-            ack_set,
-            epoch,
-            permits: permits.get(),
-            data,
+    }
+}
+
+impl Subscription {
+    /// Can a consumer's peer read the entry? One that cannot loses its connection.
+    pub(super) fn can_read(&mut self, cx: &mut Context, index: u32, batch: bool) -> bool {
+        let Some(consumer) = self.roster.get(index) else {
+            return false;
         };
-        sub.roster.posted(index, delivery.permits);
+        if !batch || consumer.version >= BATCH_VERSION {
+            return true;
+        }
+        let session = consumer.client.session;
+        self.roster.bar(index);
+        cx.post(session.core, Message::Disconnect { session });
+        false
+    }
+
+    /// Books the permits of an entry of `count` messages, and posts it.
+    pub(super) fn deliver(
+        &mut self,
+        cx: &mut Context,
+        index: u32,
+        permits: Permits,
+        count: u32,
+        mut delivery: Delivery,
+        now: Now,
+    ) {
+        let Some(consumer) = self.roster.get_mut(index) else {
+            return;
+        };
+        let client = consumer.client;
+        if consumer.version < CHECKSUM_VERSION {
+            delivery.data = strip_checksum(delivery.data);
+        }
+        let (messages, bytes) = (u64::from(permits.get()), delivery.data.len());
+        consumer.sent.add(messages, now.ms);
+        consumer.sent_bytes.add(bytes as u64, now.ms);
+        if delivery.redelivery_count > 0 {
+            consumer.redelivered.add(messages, now.ms);
+        }
+        self.roster
+            .charge(index, permits, count, bytes + ENTRY_COST);
+        self.roster.posted(index, permits.get());
         cx.post(client.session.core, Message::Deliver { client, delivery });
     }
 }

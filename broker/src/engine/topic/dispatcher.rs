@@ -61,10 +61,13 @@ impl Dispatcher {
     /// It asks for keys that nobody can have.
     pub(super) fn new(open: &OpenConsumer, settings: &Settings) -> Result<Self, Refused> {
         Ok(match open.sub_type {
-            SubType::Exclusive | SubType::Failover => Dispatcher::Single {
-                failover: open.sub_type == SubType::Failover,
-                single: Single::default(),
-            },
+            SubType::Exclusive | SubType::Failover => {
+                Single::check(open)?;
+                Dispatcher::Single {
+                    failover: open.sub_type == SubType::Failover,
+                    single: Single::default(),
+                }
+            }
             SubType::Shared => Dispatcher::Shared(Chunks::default()),
             SubType::KeyShared => {
                 let keys = KeyShared::new(open.key_shared.as_ref(), settings);
@@ -102,6 +105,23 @@ impl Dispatcher {
         match self {
             Dispatcher::KeyShared(keys) => Some(keys),
             _ => None,
+        }
+    }
+
+    /// Do the keys of entries count?
+    pub(super) fn is_keyed(&self) -> bool {
+        match self {
+            Dispatcher::Single { single, .. } => single.filters(),
+            Dispatcher::Shared(_) => false,
+            Dispatcher::KeyShared(_) => true,
+        }
+    }
+
+    /// Is an entry with this hash of its key for anybody? Otherwise it is skipped, for good.
+    pub(super) fn wants(&self, key_hash: u32) -> bool {
+        match self {
+            Dispatcher::Single { single, .. } => single.wants(key_hash),
+            Dispatcher::Shared(_) | Dispatcher::KeyShared(_) => true,
         }
     }
 
@@ -162,6 +182,7 @@ impl Dispatcher {
             Dispatcher::Single { failover, single } => {
                 single.join(index, consumer, topic);
                 if !*failover {
+                    single.want(index, open);
                     single.elect(partition, settings);
                 }
             }

@@ -25,6 +25,11 @@ impl Topics {
             return;
         };
         let partition = topic.name.partition();
+        // Without a cursor there is nothing that the one before could still be working on.
+        let delay = match topic.is_volatile() {
+            true => 0,
+            false => cx.settings.active_consumer_failover_delay_time_millis,
+        };
         let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return;
         };
@@ -39,7 +44,6 @@ impl Topics {
                 }
             }
             Elected::Changed => {
-                let delay = cx.settings.active_consumer_failover_delay_time_millis;
                 let at = before.unwrap_or_else(|| now.ms.saturating_add(delay));
                 single.set_takeover(Some(at));
                 if before.is_none() {

@@ -80,7 +80,7 @@ impl Topics {
         };
         let sub_slot = match topic.sub_names.get(&open.subscription) {
             Some(sub) => *sub,
-            None if open.durable && !open.create_subscription => {
+            None if open.durable && !open.create_subscription && !topic.is_volatile() => {
                 let text = format!(
                     "Subscription '{}' of {} does not exist and allowAutoSubscriptionCreation is false",
                     open.subscription, topic.name
@@ -90,10 +90,11 @@ impl Topics {
             None => topic.create_subscription(seat, &open),
         };
         let topic_name = topic.name.clone();
+        let volatile = topic.is_volatile();
         let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return Ok(());
         };
-        if sub.cursor.is_some() != open.durable {
+        if sub.cursor.is_some() != open.durable && !volatile {
             let (is, asked) = if open.durable {
                 ("non-durable", "durable")
             } else {
@@ -173,7 +174,7 @@ impl Topics {
         }
         sub.orphaned_until = None;
         // A cursor that others read behind stays where it is.
-        let rollback = if sub.roster.is_empty() {
+        let rollback = if sub.roster.is_empty() && !volatile {
             open.rollback_seconds
         } else {
             0
@@ -190,7 +191,7 @@ impl Topics {
                 &cx.settings,
             );
         }
-        let lane = topic.lane;
+        let lane = topic.log();
         let waiting = self.clients.insert(
             client.key(),
             Seat::Consumer(ConsumerSeat {
@@ -238,6 +239,8 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        // What does not keep anything does not wait for anybody.
+        let waits = seeking && !topic.is_volatile();
         let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
             return;
         };
@@ -249,7 +252,7 @@ impl Topics {
             let mark_delete = mark_delete(&topic.state, sub);
             sub.rewind(mark_delete);
             if sub.cursor.is_none() {
-                if seeking {
+                if waits {
                     let until = now.ms + ORPHAN_MS;
                     sub.orphaned_until = Some(until);
                     self.orphans.insert((until, slot, sub_slot));
@@ -276,9 +279,10 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
-        let Some(sub) = topic.subs.try_remove(sub_slot as usize) else {
+        let Some(mut sub) = topic.subs.try_remove(sub_slot as usize) else {
             return;
         };
+        sub.stop_timer(&mut self.delays, slot, sub_slot);
         self.unacked.forget((slot, sub_slot), &sub);
         topic.sub_names.remove(&sub.name);
         topic.trim_if_loose(&mut self.lanes, now);
@@ -411,9 +415,9 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
-        let lane = topic.lane;
+        let lane = topic.log();
         if let Some(cursor) = durable {
-            if let Some(seat) = self.lanes.get_mut(lane) {
+            if let Some(seat) = self.lanes.get_mut(topic.lane) {
                 seat.append(&Record::CursorDeleted {
                     topic: topic.state.id,
                     cursor,
@@ -458,7 +462,7 @@ impl Topic {
             _ if open.earliest => Position::EARLIEST,
             _ => latest,
         };
-        if open.durable {
+        if open.durable && !self.is_volatile() {
             let properties: Vec<(&str, &str)> = open
                 .properties
                 .iter()

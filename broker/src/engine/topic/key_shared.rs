@@ -56,8 +56,8 @@ fn policy(meta: Option<&KeySharedMeta>) -> Policy {
         None => Policy::default(),
         Some(meta) => Policy {
             mode: match meta.sticky {
-                Some(_) => Mode::Sticky,
-                None => Mode::AutoSplit,
+                true => Mode::Sticky,
+                false => Mode::AutoSplit,
             },
             allow_out_of_order: meta.allow_out_of_order,
         },
@@ -66,8 +66,8 @@ fn policy(meta: Option<&KeySharedMeta>) -> Policy {
 
 /// The ranges that a consumer names.
 fn ranges(meta: Option<&KeySharedMeta>) -> &[(i32, i32)] {
-    meta.and_then(|meta| meta.sticky.as_deref())
-        .unwrap_or_default()
+    meta.filter(|meta| meta.sticky)
+        .map_or(&[], |meta| meta.ranges.as_slice())
 }
 
 impl KeyShared {

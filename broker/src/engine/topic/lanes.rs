@@ -168,14 +168,18 @@ impl LaneSeat {
 }
 
 impl Topics {
-    /// Posts a message once everything appended so far is durable. If that can never be, the answer says so.
+    /// Posts a message once everything appended so far is durable. If that can never be, the answer says so. Without a lane it waits for
+    /// nothing.
     pub(super) fn after_log(
         &mut self,
         cx: &mut Context,
-        lane: usize,
+        lane: impl Into<Option<usize>>,
         core: CoreId,
         message: Message,
     ) {
+        let Some(lane) = lane.into() else {
+            return self.answer(cx, core, message);
+        };
         match self.lanes.get_mut(lane) {
             Some(seat) if seat.everything_durable() => self.answer(cx, core, message),
             Some(seat) if seat.is_broken() => self.answer_lost(cx, core, message),
@@ -440,7 +444,7 @@ impl Topics {
             .topics
             .iter()
             .map(|(_, topic)| topic)
-            .filter(|topic| topic.lane == index && !topic.deleted)
+            .filter(|topic| topic.log() == Some(index) && !topic.deleted)
             .map(|topic| &topic.state);
         let mut states: Vec<_> = topics.collect();
         states.sort_unstable_by_key(|state| state.id);

@@ -7,7 +7,7 @@ use super::Topics;
 use super::producer::Producer;
 use crate::engine::context::Context;
 use crate::engine::metadata::{NamespacePolicy, TopicPolicy};
-use crate::engine::name::TopicName;
+use crate::engine::name::{Domain, TopicName};
 use crate::engine::time::Now;
 
 /// Limits and switches of a topic. 0 = no limit.
@@ -29,6 +29,10 @@ pub(super) struct Limits {
     pub(super) message_size: u32,
     /// How far in the future a message may be delivered, milliseconds.
     pub(super) delay_ms: u64,
+    /// Messages are delayed.
+    pub(super) delayed: bool,
+    /// How exactly, milliseconds.
+    pub(super) delay_tick_ms: u64,
 }
 
 impl Limits {
@@ -38,14 +42,16 @@ impl Limits {
         let namespace = cx.metadata.namespace(name.namespace()).unwrap_or(&none);
         let plain = TopicPolicy::default();
         let topic = cx.metadata.topic_policy(name).unwrap_or(&plain);
+        let volatile = name.domain() == Domain::NonPersistent;
         let limit = |topic: Option<u32>, namespace: Option<u32>, broker: u32| {
             topic.or(namespace).unwrap_or(broker)
         };
         Limits {
-            dedup: topic
-                .deduplication
-                .or(namespace.deduplication)
-                .unwrap_or(settings.broker_deduplication_enabled),
+            dedup: !volatile
+                && topic
+                    .deduplication
+                    .or(namespace.deduplication)
+                    .unwrap_or(settings.broker_deduplication_enabled),
             encryption: namespace.encryption_required || settings.encryption_require_on_producer,
             producers: limit(
                 topic.max_producers,
@@ -68,9 +74,19 @@ impl Limits {
                 settings.max_subscriptions_per_topic,
             ),
             message_size: topic.max_message_size.unwrap_or(0),
-            delay_ms: namespace
-                .max_delivery_delay_ms
-                .unwrap_or(settings.delayed_delivery_max_delay_in_millis),
+            delay_ms: match volatile {
+                true => 0,
+                false => namespace
+                    .max_delivery_delay_ms
+                    .unwrap_or(settings.delayed_delivery_max_delay_in_millis),
+            },
+            delayed: !volatile
+                && namespace
+                    .delayed_delivery
+                    .unwrap_or(settings.delayed_delivery_enabled),
+            delay_tick_ms: namespace
+                .delayed_delivery_tick_ms
+                .unwrap_or(settings.delayed_delivery_tick_time_millis),
         }
     }
 }
@@ -86,6 +102,8 @@ impl Topics {
         if before == Some(limits) {
             return;
         }
+        // What is delayed may be due now.
+        topic.mark_dirty(&mut self.dirty);
         if before.is_none_or(|before| before.dedup != limits.dedup) {
             self.switch_dedup(cx, slot, limits.dedup, now);
         }

@@ -5,6 +5,7 @@ mod ack;
 mod admin;
 mod chunks;
 mod dedup;
+mod delayed;
 mod dispatch;
 mod dispatcher;
 mod failover;
@@ -28,6 +29,7 @@ mod sticky;
 mod subscription;
 mod terminate;
 mod unacked;
+mod volatile;
 mod watched;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,6 +43,7 @@ use vela_proto::ServerError;
 use self::access::Access;
 use self::admin::Inquiry;
 use self::dedup::{Gone, Sweep};
+use self::delayed::Timers;
 pub(super) use self::dispatch::ENTRY_COST;
 use self::lanes::LaneSeat;
 use self::limits::Limits;
@@ -54,9 +57,10 @@ use self::schemas::Opening;
 pub(super) use self::schemas::post_ask;
 use self::subscription::{ORPHAN_MS, Subscription};
 use self::unacked::CoreUnacked;
+use self::volatile::Volatile;
 use super::context::Context;
 use super::message::{ClientKey, ClientRef, CoreId, Message};
-use super::name::TopicName;
+use super::name::{Domain, TopicName};
 use super::reply;
 use super::time::Now;
 use crate::store::log::{Lane, LaneState, LedgerInfo, Position, Record, TopicState};
@@ -99,6 +103,8 @@ pub(super) struct Topic {
     ended: bool,
     /// Subscriptions whose consumers know that nothing more comes.
     end_told: BTreeSet<u32>,
+    /// Since when nobody was seen to use a non-persistent topic, monotonic milliseconds.
+    unused_since: Option<u64>,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
     /// Its resource group among the core's.
@@ -130,6 +136,7 @@ impl Topic {
             deleted: false,
             ended: state.terminated.is_some(),
             end_told: BTreeSet::new(),
+            unused_since: None,
             rate: None,
             group: None,
             rate_limited: 0,
@@ -155,17 +162,19 @@ impl Topic {
         }
     }
 
-    /// Removes closed ledgers that every cursor has passed.
+    /// Removes closed ledgers that every durable cursor has passed.
     fn trim(&mut self, seat: &mut LaneSeat, now: Now) {
         if self.state.ledgers.ledgers().len() < 2 {
             return;
         }
-        let readers = self
-            .subs
-            .iter()
-            .filter(|(_, sub)| sub.cursor.is_none())
-            .map(|(_, sub)| sub.own.mark_delete());
-        let slowest = readers.fold(self.state.slowest(), Position::min);
+        // Readers do not keep what every durable subscription has passed: they go on behind it, as in Apache Pulsar. On a topic
+        // that only readers use they keep what they have not read.
+        let slowest = if self.state.cursors.is_empty() {
+            let readers = self.subs.iter().map(|(_, sub)| sub.own.mark_delete());
+            readers.fold(Position::LATEST, Position::min)
+        } else {
+            self.state.slowest()
+        };
         if let Some(mut through_ledger) = self.state.ledgers.trimmable(slowest) {
             if self.state.cursors.is_empty() {
                 // Nobody has subscribed yet: what was just published stays a while, so that a first subscriber finds it
@@ -226,8 +235,11 @@ pub(super) struct Topics {
     orphans: BTreeSet<(u64, u32, u32)>,
     /// Failover subscriptions whose active consumer has changed: when it is served, topic, subscription.
     takeovers: BTreeSet<(u64, u32, u32)>,
+    /// Subscriptions with delayed entries.
+    delays: Timers,
     /// Messages that consumers of this core's topics hold.
     unacked: CoreUnacked,
+    volatile: Volatile,
 }
 
 impl Topics {
@@ -254,7 +266,9 @@ impl Topics {
             dirty: Vec::new(),
             orphans: BTreeSet::new(),
             takeovers: BTreeSet::new(),
+            delays: Timers::new(),
             unacked: CoreUnacked::default(),
+            volatile: Volatile::default(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -320,6 +334,9 @@ impl Topics {
         }
         let shard = name.shard(cx.shards);
         let lane = (shard / u32::from(cx.cores.max(1))) as usize;
+        if name.domain() == Domain::NonPersistent {
+            return Some(self.create_volatile(cx, name, lane, now));
+        }
         let seat = self.lanes.get_mut(lane)?;
         let id = seat.next_topic;
         seat.next_topic += 1;
@@ -349,10 +366,11 @@ impl Topics {
                 send,
                 num_messages,
                 awaits,
+                surplus,
                 refused,
                 frame,
             } => {
-                self.publish(cx, send, num_messages, refused, &frame, now);
+                self.publish(cx, send, num_messages, surplus, refused, &frame, now);
                 if awaits {
                     // Behind the holds of the rates that this publish has put into debt.
                     let session = send.client.session;
@@ -398,10 +416,10 @@ impl Topics {
             }
             Message::Probed { probe, alive } => self.probed(cx, probe, alive, now),
             Message::Terminate { from, token, topic } => self.terminate(cx, from, token, topic),
-            Message::Terminated { token, result, .. } => {
-                if !self.terminated_by_admin(cx, token, &result) {
-                    cx.effects.terminated.push((token, result));
-                }
+            Message::Terminated { token, result, .. }
+                if !self.terminated_by_admin(cx, token, &result) =>
+            {
+                cx.effects.terminated.push((token, result));
             }
             Message::FindTopic {
                 session,
@@ -533,11 +551,14 @@ impl Topics {
     pub(super) fn next_wakeup(&self) -> Option<u64> {
         let orphans = self.orphans.first().map(|(at, _, _)| *at);
         let takeovers = self.takeovers.first().map(|(at, _, _)| *at);
+        let delays = self.delays.first().map(|(at, _, _)| *at);
         [
             orphans,
             takeovers,
+            delays,
             self.rates.next_wakeup(),
             self.sweep.next_wakeup(),
+            self.volatile.next_wakeup(),
         ]
         .into_iter()
         .flatten()
@@ -550,6 +571,8 @@ impl Topics {
         self.tick_rates(cx, now);
         self.sweep_sequences(cx, now);
         self.tick_failover(cx, now);
+        self.tick_delayed(now);
+        self.sweep_volatile(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;

@@ -73,6 +73,10 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        if topic.is_volatile() {
+            // There is no place to go to.
+            return self.seek_answer(cx, slot, client, request_id);
+        }
         if let SeekTarget::Position(_, ack_set) = &target
             && ack_set.len() > MAX_WORDS
         {
@@ -167,7 +171,7 @@ impl Topics {
         let command = Box::new(reply::success(request_id));
         self.after_log(
             cx,
-            topic.lane,
+            topic.log(),
             client.session.core,
             Message::Reply {
                 session: client.session,
@@ -231,6 +235,9 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        if topic.is_volatile() {
+            return self.no_last_id(cx, client, request_id);
+        }
         if topic.operations.len() >= MAX_OPERATIONS {
             let text = format!(
                 "{MAX_OPERATIONS} requests of topic {} wait for reads; try again",

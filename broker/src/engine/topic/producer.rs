@@ -4,8 +4,8 @@ use vela_proto::ServerError;
 
 use super::access::Verdict;
 use super::limits::host;
-use super::meter::Traffic;
-use super::{ProbeFor, Seat, Topics, subscription};
+use super::meter::{Meter, Traffic};
+use super::{ProbeFor, Seat, Topic, Topics, subscription};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenProducer, OpenSchema};
 use crate::engine::time::Now;
@@ -22,6 +22,8 @@ pub(super) struct Producer {
     pub(super) closing: Option<u64>,
     /// What it published.
     pub(super) inbound: Traffic,
+    /// Messages of it that were dropped, because its connection had too many unanswered on non-persistent topics.
+    pub(super) dropped: Meter,
     /// A message of it could not be stored: nothing behind that is, or it would stand before what the client sends again.
     pub(super) failed: bool,
     /// Its number in the topic's sequences, with deduplication.
@@ -147,6 +149,7 @@ impl Topics {
             }
         }
         if let Some(subscription) = &open.initial_subscription
+            && !topic.is_volatile()
             && !topic.sub_names.contains_key(subscription)
             && let Some(seat) = self.lanes.get_mut(topic.lane)
         {
@@ -167,7 +170,7 @@ impl Topics {
         let waiting = match verdict {
             Verdict::Refuse(..) => return Ok(()),
             Verdict::Queue => {
-                let lane = topic.lane;
+                let lane = topic.log();
                 let name = open.name.clone().unwrap_or_default();
                 topic.access.queue.push_back((client, open));
                 let seat = Seat::Queued { topic: slot };
@@ -215,8 +218,8 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return Ok(());
         };
-        let lane = topic.lane;
-        let Some(seat) = self.lanes.get_mut(lane) else {
+        let lane = topic.log();
+        let Some(seat) = self.lanes.get_mut(topic.lane) else {
             return Ok(());
         };
         let name = open.name.take().unwrap_or_default();
@@ -245,6 +248,7 @@ impl Topics {
             pending: 0,
             closing: None,
             inbound: Traffic::default(),
+            dropped: Meter::default(),
             failed: false,
             sequence,
             encrypted: open.encrypted,
@@ -338,9 +342,9 @@ impl Topics {
         if entry.pending == 0
             && let Some(request_id) = entry.closing
         {
-            let lane = topic.lane;
+            let lane = topic.log();
             self.remove_producer(slot, producer);
-            self.producer_closed(cx, Some(lane), client, request_id);
+            self.producer_closed(cx, lane, client, request_id);
             self.promote(cx, slot);
         }
     }
@@ -379,7 +383,7 @@ impl Topics {
             Some(Seat::Producer { topic, producer }) => {
                 let (slot, producer) = (*topic, *producer);
                 if let Some(topic) = self.topics.get_mut(slot as usize) {
-                    lane = Some(topic.lane);
+                    lane = topic.log();
                     if let Some(entry) = topic.producers.get_mut(producer as usize)
                         && entry.pending > 0
                         && request_id.is_some()
@@ -393,7 +397,7 @@ impl Topics {
             }
             Some(Seat::Queued { topic }) => {
                 let slot = *topic;
-                lane = self.topics.get(slot as usize).map(|topic| topic.lane);
+                lane = self.topics.get(slot as usize).and_then(Topic::log);
                 self.leave_queue(slot, client);
             }
             _ => {}

@@ -26,7 +26,7 @@ const BEHIND_LOST: Refusal = (
 
 impl Limits {
     /// What a topic demands of an entry beside its session's checks.
-    fn refusal(&self, kind: SendKind, data: &[u8]) -> Option<Refusal> {
+    pub(super) fn refusal(&self, kind: SendKind, data: &[u8]) -> Option<Refusal> {
         if !self.encryption && self.delay_ms == 0 && self.message_size == 0 {
             return None;
         }
@@ -56,12 +56,17 @@ impl Limits {
 }
 
 impl Topics {
-    /// Appends one SEND and remembers whom to tell when it is durable.
+    /// Appends one SEND and remembers whom to tell when it is durable. `surplus` concerns non-persistent topics only.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "they are the fields of one message"
+    )]
     pub(super) fn publish(
         &mut self,
         cx: &mut Context,
         send: SendId,
         num_messages: u32,
+        surplus: bool,
         refused: Option<Refusal>,
         frame: &Frame,
         now: Now,
@@ -78,6 +83,19 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        if topic.is_volatile() {
+            return self.publish_volatile(
+                cx,
+                slot,
+                producer,
+                send,
+                num_messages,
+                surplus,
+                refused,
+                frame,
+                now,
+            );
+        }
         let Some(seat) = self.lanes.get_mut(topic.lane) else {
             return;
         };

@@ -200,6 +200,7 @@ impl Topics {
     /// Takes over rates from settings and policies; removing or raising one lets its waiters go on at once.
     pub(crate) fn reconfigure(&mut self, cx: &mut Context, now: Now) {
         self.reconsider_unacked(cx);
+        self.reconsider_volatile(cx, now);
         let time = nanos(now);
         let (messages, bytes) = (
             cx.settings.broker_publisher_throttling_max_message_rate,
@@ -233,6 +234,7 @@ impl Topics {
             rate.set(nanos(now), 0, 0);
             self.release_rate(cx, Key::Topic(slot), usize::MAX, now);
         }
+        self.rates.limited.remove(&slot);
     }
 
     /// Sets a topic's rate and group from its namespace and the settings.

@@ -360,6 +360,11 @@ impl Roster {
         Some(index)
     }
 
+    /// The next entry begins a new turn.
+    pub(super) fn end_turn(&mut self) {
+        self.turn_left = 0;
+    }
+
     /// What everybody was granted and sent.
     pub(super) fn books(&self) -> impl Iterator<Item = Books> + '_ {
         self.iter().map(|(_, consumer)| {

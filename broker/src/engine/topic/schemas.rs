@@ -6,7 +6,7 @@ use super::openings::Seat;
 use super::{Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenConsumer, OpenProducer, OpenSchema};
-use crate::engine::name::TopicName;
+use crate::engine::name::{Domain, TopicName};
 use crate::engine::schema::SchemaId;
 use crate::engine::schema::registry::{Ask, Asker, Decided, Question, got_or_created, policy};
 use crate::engine::time::Now;
@@ -34,6 +34,7 @@ impl Topic {
             .map(|(_, consumer)| consumer);
         self.producers.is_empty()
             && self.state.ledgers.entries() == 0
+            && (!self.is_volatile() || self.entries_added == 0)
             && consumers.all(|consumer| consumer.any_schema)
     }
 }
@@ -100,6 +101,7 @@ impl Topics {
         let found = self.topics.get(slot as usize);
         if open.durable
             && !open.create_subscription
+            && open.topic.domain() == Domain::Persistent
             && found.is_none_or(|topic| !topic.sub_names.contains_key(&open.subscription))
         {
             // It will be refused, and its schema is not to stay behind.

@@ -3,8 +3,13 @@
 //! Of a Failover subscription's consumers those of the best priority level are candidates, in the order of their names. On a partition the
 //! candidates take turns by its index; elsewhere (or with `activeConsumerFailoverConsistentHashing`) the one whose point on a ring of hashes
 //! follows the topic's is chosen, so that topics spread over the consumers and a newcomer takes only its share.
+//!
+//! An Exclusive consumer may name ranges of key hashes: it is sent only entries whose key falls into them. The others are skipped at no cost in
+//! permits and stay unacknowledged, for a later consumer that names other ranges or none.
 
 use super::roster::{Consumer, Roster};
+use super::sticky::{Fixed, Refused, range_slot};
+use crate::engine::message::{OpenConsumer, SubType};
 use crate::engine::murmur::murmur3;
 use crate::engine::settings::Settings;
 
@@ -35,6 +40,15 @@ pub(super) struct Single {
     takeover_at: Option<u64>,
     /// Entries that may still go out on credit that was looked at already.
     run_left: u32,
+    /// The key hashes that an Exclusive consumer wants; `None` = all.
+    wanted: Option<Fixed>,
+}
+
+/// The key hashes that an Exclusive consumer has named, if any; both ends of a range included.
+fn ranges(open: &OpenConsumer) -> Option<&[(i32, i32)]> {
+    let meta = open.key_shared.as_ref();
+    let meta = meta.filter(|_| open.sub_type == SubType::Exclusive)?;
+    (!meta.ranges.is_empty()).then_some(meta.ranges.as_slice())
 }
 
 /// What an election has come to.
@@ -60,6 +74,36 @@ impl Single {
     pub(super) fn set_takeover(&mut self, at: Option<u64>) {
         self.takeover_at = at;
         self.run_left = 0;
+    }
+
+    /// Are the key hashes that a consumer names such that it can have them?
+    ///
+    /// # Errors
+    /// Too many ranges, one that is backwards, or two that overlap.
+    pub(super) fn check(open: &OpenConsumer) -> Result<(), Refused> {
+        ranges(open).map_or(Ok(()), |ranges| Fixed::default().check(ranges))
+    }
+
+    /// An Exclusive consumer that was [checked](Single::check) names the key hashes that it wants, or none and wants all.
+    pub(super) fn want(&mut self, index: u32, open: &OpenConsumer) {
+        self.wanted = ranges(open).map(|ranges| {
+            let mut wanted = Fixed::default();
+            wanted.join(index, ranges);
+            wanted
+        });
+    }
+
+    /// Does it depend on an entry's key whether it is sent?
+    pub(super) fn filters(&self) -> bool {
+        self.wanted.is_some()
+    }
+
+    /// Is an entry with this hash of its key to be sent?
+    pub(super) fn wants(&self, key_hash: u32) -> bool {
+        let slot = range_slot(key_hash);
+        self.wanted
+            .as_ref()
+            .is_none_or(|wanted| wanted.owner(slot).is_some())
     }
 
     /// A consumer joins. Takes a time that grows with the number of candidates, but hashes only the newcomer's name.
@@ -88,6 +132,7 @@ impl Single {
         }
         if self.candidates.is_empty() {
             self.takeover_at = None;
+            self.wanted = None;
         }
     }
 

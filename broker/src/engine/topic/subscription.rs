@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Topic;
+use super::delayed::Delayed;
 use super::dispatcher::Dispatcher;
 use super::lanes::LaneSeat;
+use super::meter::Meter;
 use super::pending::Pending;
 use super::roster::{Consumer, Roster};
 use super::sticky::Slot;
@@ -29,6 +31,8 @@ pub(super) struct Subscription {
     pub(super) read: Position,
     /// Entries to hand out again. They were pending before, so what bounds those bounds these: nothing new is read while there are any.
     pub(super) replay: BTreeSet<Position>,
+    /// Entries whose time has not come.
+    pub(super) delayed: Delayed,
     /// How often an entry came back: entries of `pending` and `replay` only.
     pub(super) redelivered: BTreeMap<Position, u32>,
     pub(super) hint: ReadHint,
@@ -47,6 +51,8 @@ pub(super) struct Subscription {
     pub(super) reset_for: Option<ClientKey>,
     /// Consumers that came while a seek ran.
     pub(super) waiting: Vec<(ClientRef, Box<OpenConsumer>)>,
+    /// Messages that nobody could take, on a non-persistent topic.
+    pub(super) dropped: Meter,
     /// A non-durable subscription whose consumers were closed by a seek ends at this time, unless one comes back.
     pub(super) orphaned_until: Option<u64>,
 }
@@ -62,6 +68,7 @@ impl Subscription {
             pending: Pending::default(),
             read: mark_delete,
             replay: BTreeSet::new(),
+            delayed: Delayed::default(),
             redelivered: BTreeMap::new(),
             hint: ReadHint::default(),
             replay_hint: ReadHint::default(),
@@ -72,6 +79,7 @@ impl Subscription {
             resetting: false,
             reset_for: None,
             waiting: Vec::new(),
+            dropped: Meter::default(),
             orphaned_until: None,
         }
     }
@@ -85,6 +93,7 @@ impl Subscription {
     pub(super) fn rewind(&mut self, mark_delete: Position) {
         self.read = mark_delete;
         self.replay.clear();
+        self.delayed.clear();
         self.dispatcher.rewind();
         self.redelivered.clear();
         self.pending.clear();
@@ -190,7 +199,9 @@ impl Subscription {
             let reads = !self.blocked && !self.stopped && self.dispatcher.reads_on();
             reads && next.is_some_and(|next| next <= confirmed)
         };
-        !self.replay.is_empty() || self.dispatcher.has_aside(&self.roster) || new()
+        let due = !self.blocked && self.delayed.due() > 0;
+        let due = due && !self.stopped && self.dispatcher.reads_on();
+        !self.replay.is_empty() || due || self.dispatcher.has_aside(&self.roster) || new()
     }
 
     /// What does not add up, if anything.
@@ -207,6 +218,11 @@ impl Subscription {
         if let Some(keys) = self.dispatcher.keys() {
             keys.audit(self.pending.held())?;
         }
+        self.delayed.audit(|at| {
+            self.pending.get(at).is_some()
+                || self.replay.contains(&at)
+                || self.dispatcher.is_aside(at)
+        })?;
         let known = |at: &Position| {
             self.pending.get(*at).is_some()
                 || self.replay.contains(at)

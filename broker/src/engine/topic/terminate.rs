@@ -49,6 +49,9 @@ impl Topics {
         else {
             return cx.post(from, answer(topic, Err(TerminateError::NotFound)));
         };
+        if entry.is_volatile() {
+            return cx.post(from, answer(topic, Err(TerminateError::NotPersistent)));
+        }
         let lane = entry.lane;
         let Some(seat) = self.lanes.get_mut(lane) else {
             return;

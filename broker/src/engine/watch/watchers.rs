@@ -7,8 +7,8 @@ use super::{TopicPattern, topics_hash};
 
 /// Bytes of names in one update; a change of more is several.
 const UPDATE_BYTES: usize = 1 << 20;
-/// Names per millisecond of rest after an update: the hash is made over the whole list, and a long list that changes often must not take
-/// the core's time.
+/// Names, of all watchers of the core, per millisecond of rest after an update: the hash is made over the whole list, and long lists that change
+/// often must not take the core's time.
 const NAMES_PER_MS: usize = 500;
 
 /// What a client is told.
@@ -94,8 +94,13 @@ impl Watcher {
         (!self.untold.is_empty()).then_some(self.rests_until)
     }
 
-    /// What is to be told, at most about 1 MiB of it.
-    pub(in crate::engine) fn take_update(&mut self, now_ms: u64) -> Option<Update> {
+    /// What is to be told, at most about 1 MiB of it. `watchers` = how many there are on this core: they rest for each other, so that all
+    /// together take no more of the core's time than one.
+    pub(in crate::engine) fn take_update(
+        &mut self,
+        now_ms: u64,
+        watchers: usize,
+    ) -> Option<Update> {
         if self.untold.is_empty() || self.rests_until > now_ms {
             return None;
         }
@@ -117,7 +122,8 @@ impl Watcher {
             names.push(name.to_string());
         }
         if self.untold.is_empty() {
-            self.rests_until = now_ms + (self.names.len() / NAMES_PER_MS) as u64;
+            let names = self.names.len().saturating_mul(watchers.max(1));
+            self.rests_until = now_ms + (names / NAMES_PER_MS) as u64;
         }
         Some(update)
     }
@@ -149,11 +155,11 @@ mod tests {
         assert!(!watcher.changed(&name("a9"), false), "it was never there");
         assert!(watcher.changed(&name("a2"), true));
         assert!(watcher.changed(&name("a1"), false));
-        let update = watcher.take_update(0).unwrap();
+        let update = watcher.take_update(0, 1).unwrap();
         assert_eq!(update.new, [name("a2").to_string()]);
         assert_eq!(update.deleted, [name("a1").to_string()]);
         assert_eq!(update.hash, topics_hash([name("a2")].iter()));
-        assert_eq!(watcher.take_update(0), None);
+        assert_eq!(watcher.take_update(0, 1), None);
     }
 
     #[test]
@@ -163,7 +169,7 @@ mod tests {
         assert!(!watcher.changed(&name("a2"), false));
         assert!(watcher.changed(&name("a1"), false));
         assert!(!watcher.changed(&name("a1"), true));
-        assert_eq!(watcher.take_update(0), None);
+        assert_eq!(watcher.take_update(0, 1), None);
         assert_eq!(watcher.weight(), 1);
     }
 
@@ -178,7 +184,7 @@ mod tests {
         watcher.begin([name("a1"), name("a2")].into_iter());
         let (names, _) = watcher.snapshot();
         assert_eq!(names, [name("a2").to_string(), name("a3").to_string()]);
-        assert_eq!(watcher.take_update(0), None);
+        assert_eq!(watcher.take_update(0, 1), None);
     }
 
     #[test]
@@ -190,15 +196,27 @@ mod tests {
         }
         let mut told = 0;
         let mut parts = 0;
-        while let Some(update) = watcher.take_update(10) {
+        while let Some(update) = watcher.take_update(10, 1) {
             told += update.new.len();
             parts += 1;
         }
         assert_eq!((told, parts), (3000, 3));
         watcher.changed(&name("a"), true);
         assert_eq!(watcher.due(), Some(16));
-        assert_eq!(watcher.take_update(15), None);
-        assert!(watcher.take_update(16).is_some());
+        assert_eq!(watcher.take_update(15, 1), None);
+        assert!(watcher.take_update(16, 1).is_some());
         assert_eq!(watcher.due(), None);
+    }
+
+    /// 256 watchers of one long list would hash it 256 times as often as one.
+    #[test]
+    fn watchers_rest_for_each_other() {
+        let mut watcher = watcher(&[]);
+        for n in 0..3000 {
+            watcher.changed(&name(&format!("a{n}")), true);
+        }
+        assert!(watcher.take_update(10, 256).is_some());
+        watcher.changed(&name("a"), true);
+        assert_eq!(watcher.due(), Some(10 + 3000 * 256 / 500));
     }
 }

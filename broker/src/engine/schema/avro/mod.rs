@@ -14,6 +14,10 @@ pub use self::resolve::can_read;
 
 /// Types (named ones, and each mention of another) that one schema may hold.
 pub(super) const MAX_NODES: usize = 20_000;
+/// Bytes of a name, its namespace included.
+const MAX_NAME: usize = 4096;
+/// Bytes of all full names of one schema.
+const MAX_NAMES: usize = 8 << 20;
 
 /// Why a text is no Avro schema, or two cannot be compared.
 #[derive(Debug, Clone, Eq, PartialEq, thiserror::Error)]
@@ -95,71 +99,103 @@ impl Avro {
     }
 
     /// The definition as far as it makes a difference: equal for schemas that Avro holds equal. Documentation and aliases are left out.
-    pub fn canonical(&self) -> Value {
-        self.write(self.root, &mut BTreeSet::new())
-    }
-
-    fn write(&self, node: usize, defined: &mut BTreeSet<usize>) -> Value {
-        let Some(Node { kind, properties }) = self.nodes.get(node) else {
-            return Value::Null;
-        };
-        let (mut object, again) = match kind {
-            Kind::Union(branches) => {
-                return branches
-                    .iter()
-                    .map(|branch| self.write(*branch, defined))
-                    .collect();
-            }
-            Kind::Array(items) => (
-                json!({"type": "array", "items": self.write(*items, defined)}),
-                None,
-            ),
-            Kind::Map(values) => (
-                json!({"type": "map", "values": self.write(*values, defined)}),
-                None,
-            ),
-            Kind::Record { name, .. } | Kind::Enum { name, .. } | Kind::Fixed { name, .. }
-                if !defined.insert(node) =>
+    ///
+    /// Types that are mentioned before they are defined may stand in each other far deeper than the text does, so what is left to write is kept
+    /// in a list and not on the stack.
+    pub fn canonical(&self) -> String {
+        let mut text = String::new();
+        let mut defined = BTreeSet::new();
+        let mut left = vec![Part::Node(self.root)];
+        while let Some(part) = left.pop() {
+            let (node, properties) = match part {
+                Part::Text(part) => {
+                    text.push_str(part);
+                    continue;
+                }
+                Part::Field(field) => {
+                    let default = field.default.as_ref().map(|default| json!([default]));
+                    let about = json!([field.name, default, field.order, field.properties]);
+                    text.push_str(&about.to_string());
+                    continue;
+                }
+                Part::Properties(properties) => {
+                    text.push_str(&json!(properties).to_string());
+                    continue;
+                }
+                Part::Node(node) => match self.nodes.get(node) {
+                    Some(Node { kind, properties }) => ((node, kind), properties),
+                    None => continue,
+                },
+            };
+            let (node, kind) = node;
+            if let Kind::Record { name, .. } | Kind::Enum { name, .. } | Kind::Fixed { name, .. } =
+                kind
+                && !defined.insert(node)
             {
-                (Value::Null, Some(name))
+                text.push_str(&json!(name).to_string());
+                continue;
             }
-            Kind::Record { name, fields, .. } => {
-                let fields: Vec<Value> = fields
-                    .iter()
-                    .map(|field| {
-                        json!({
-                            "name": field.name,
-                            "type": self.write(field.schema, defined),
-                            "default": field.default.as_ref().map(|default| json!([default])),
-                            "order": field.order,
-                            "properties": field.properties,
-                        })
-                    })
-                    .collect();
-                (
-                    json!({"type": "record", "name": name, "fields": fields}),
-                    None,
-                )
+            let first = left.len();
+            // In the order they are written.
+            match kind {
+                Kind::Union(branches) => {
+                    left.push(Part::Text("["));
+                    for branch in branches {
+                        left.extend([Part::Node(*branch), Part::Text(",")]);
+                    }
+                    left.push(Part::Text("]"));
+                }
+                Kind::Array(inner) | Kind::Map(inner) => {
+                    left.extend([
+                        Part::Text("{"),
+                        Part::Text(kind.name()),
+                        Part::Text(" "),
+                        Part::Node(*inner),
+                        Part::Properties(properties),
+                        Part::Text("}"),
+                    ]);
+                }
+                Kind::Record { name, fields, .. } => {
+                    text.push_str(&json!({"record": name}).to_string());
+                    left.push(Part::Text("{"));
+                    for field in fields {
+                        left.extend([
+                            Part::Field(field),
+                            Part::Text(":"),
+                            Part::Node(field.schema),
+                        ]);
+                    }
+                    left.extend([Part::Properties(properties), Part::Text("}")]);
+                }
+                Kind::Enum { name, symbols, .. } => {
+                    text.push_str(&json!({"enum": name, "symbols": symbols}).to_string());
+                    left.push(Part::Properties(properties));
+                }
+                Kind::Fixed { name, size, .. } => {
+                    text.push_str(&json!({"fixed": name, "size": size}).to_string());
+                    left.push(Part::Properties(properties));
+                }
+                primitive => left.extend([
+                    Part::Text("{"),
+                    Part::Text(primitive.name()),
+                    Part::Properties(properties),
+                    Part::Text("}"),
+                ]),
             }
-            Kind::Enum { name, symbols, .. } => (
-                json!({"type": "enum", "name": name, "symbols": symbols}),
-                None,
-            ),
-            Kind::Fixed { name, size, .. } => {
-                (json!({"type": "fixed", "name": name, "size": size}), None)
+            if let Some(new) = left.get_mut(first..) {
+                new.reverse();
             }
-            primitive => (json!({"type": primitive.name()}), None),
-        };
-        if let Some(name) = again {
-            return Value::String(name.clone());
         }
-        if !properties.is_empty()
-            && let Some(object) = object.as_object_mut()
-        {
-            object.insert("properties".into(), Value::Object(properties.clone()));
-        }
-        object
+        text
     }
+}
+
+/// What is left to write of a canonical form.
+enum Part<'a> {
+    Text(&'static str),
+    Field(&'a Field),
+    Properties(&'a Map<String, Value>),
+    Node(usize),
 }
 
 impl Kind {

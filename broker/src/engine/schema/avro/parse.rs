@@ -1,10 +1,10 @@
 //! Reading Avro definitions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use super::{Avro, AvroError, Field, Kind, MAX_NODES, Node};
+use super::{Avro, AvroError, Field, Kind, MAX_NAME, MAX_NAMES, MAX_NODES, Node};
 
 /// Attributes of a type that have a meaning of their own.
 const TYPE_WORDS: [&str; 11] = [
@@ -28,6 +28,8 @@ struct Parser {
     names: BTreeMap<String, usize>,
     /// Mentions of names that were not defined yet: the namespace they were made in.
     open: Vec<(usize, String, String)>,
+    /// Bytes of full names so far.
+    name_bytes: usize,
 }
 
 fn bad<T>(text: impl Into<String>) -> Result<T, AvroError> {
@@ -46,6 +48,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Avro, AvroError> {
         nodes: Vec::new(),
         names: BTreeMap::new(),
         open: Vec::new(),
+        name_bytes: 0,
     };
     let root = parser.schema(&value, "")?;
     let forwards = parser.close()?;
@@ -74,7 +77,7 @@ fn check_unions(avro: &Avro) -> Result<(), AvroError> {
         let Kind::Union(branches) = &node.kind else {
             continue;
         };
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for branch in branches {
             let kind = avro.kind(*branch);
             let name = match kind {
@@ -121,6 +124,54 @@ impl Parser {
             .copied()
     }
 
+    /// Counts a full name: namespaces are inherited, so a short text may mean long names, many times.
+    fn take_name(&mut self, bytes: usize) -> Result<(), AvroError> {
+        self.name_bytes = self.name_bytes.saturating_add(bytes);
+        if bytes > MAX_NAME {
+            return bad(format!(
+                "a name of {bytes} bytes, with its namespace; the limit is {MAX_NAME}"
+            ));
+        }
+        if self.name_bytes > MAX_NAMES {
+            return bad(format!(
+                "names of more than {MAX_NAMES} bytes, with their namespaces"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Full name, its namespace, and aliases with their namespaces.
+    fn names(
+        &mut self,
+        object: &Map<String, Value>,
+        namespace: &str,
+    ) -> Result<(String, String, Vec<String>), AvroError> {
+        let Some(name) = object.get("name").and_then(Value::as_str) else {
+            return bad(format!(
+                "no name: {}",
+                short(&Value::Object(object.clone()))
+            ));
+        };
+        let own = object.get("namespace").and_then(Value::as_str);
+        self.take_name(name.len() + own.unwrap_or(namespace).len())?;
+        let full = full_name(name, own.unwrap_or(namespace));
+        let (space, local) = full.rsplit_once('.').unwrap_or(("", &full));
+        check_name(local)?;
+        if Kind::primitive(&full).is_some() {
+            return bad(format!("{full} is a type of Avro's own"));
+        }
+        let aliases = texts(object.get("aliases"));
+        for alias in &aliases {
+            self.take_name(alias.len() + space.len())?;
+        }
+        let aliases = aliases
+            .iter()
+            .map(|alias| full_name(alias, space))
+            .collect();
+        let space = space.to_owned();
+        Ok((full, space, aliases))
+    }
+
     // Bounded by the depth that the JSON parser takes, 128.
     fn schema(&mut self, value: &Value, namespace: &str) -> Result<usize, AvroError> {
         match value {
@@ -141,6 +192,7 @@ impl Parser {
         if let Some(kind) = Kind::primitive(name) {
             return self.push(kind, Map::new());
         }
+        self.take_name(name.len() + namespace.len())?;
         if let Some(node) = self.find(name, namespace) {
             return Ok(node);
         }
@@ -165,11 +217,12 @@ impl Parser {
         match kind.as_str() {
             "record" | "error" => self.record(object, properties, namespace),
             "enum" => {
-                let (name, _, aliases) = names(object, namespace)?;
+                let (name, _, aliases) = self.names(object, namespace)?;
                 let mut symbols: Vec<String> = Vec::new();
+                let mut seen = BTreeSet::new();
                 for symbol in list(object, "symbols", &name)? {
                     match symbol.as_str() {
-                        Some(symbol) if symbols.iter().any(|s| s == symbol) => {
+                        Some(symbol) if !seen.insert(symbol) => {
                             return bad(format!("enum {name} has the symbol {symbol} twice"));
                         }
                         Some(symbol) if symbols.len() < MAX_NODES => symbols.push(symbol.into()),
@@ -184,7 +237,7 @@ impl Parser {
                 self.define(name, kind, properties)
             }
             "fixed" => {
-                let (name, _, aliases) = names(object, namespace)?;
+                let (name, _, aliases) = self.names(object, namespace)?;
                 let Some(size) = object.get("size").and_then(Value::as_u64) else {
                     return bad(format!("fixed {name} has no size"));
                 };
@@ -235,7 +288,7 @@ impl Parser {
         properties: Map<String, Value>,
         namespace: &str,
     ) -> Result<usize, AvroError> {
-        let (name, inner, aliases) = names(object, namespace)?;
+        let (name, inner, aliases) = self.names(object, namespace)?;
         let kind = Kind::Record {
             name: name.clone(),
             aliases,
@@ -243,7 +296,7 @@ impl Parser {
         };
         let node = self.define(name.clone(), kind, properties)?;
         let mut fields = Vec::new();
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for field in list(object, "fields", &name)? {
             let Some(field) = field.as_object() else {
                 return bad(format!("record {name} has a field {}", short(field)));
@@ -325,31 +378,4 @@ fn check_name(name: &str) -> Result<(), AvroError> {
             name.chars().take(120).collect::<String>()
         ))
     }
-}
-
-/// Full name, its namespace, and aliases with their namespaces.
-fn names(
-    object: &Map<String, Value>,
-    namespace: &str,
-) -> Result<(String, String, Vec<String>), AvroError> {
-    let Some(name) = object.get("name").and_then(Value::as_str) else {
-        return bad(format!(
-            "no name: {}",
-            short(&Value::Object(object.clone()))
-        ));
-    };
-    let own = object.get("namespace").and_then(Value::as_str);
-    let full = full_name(name, own.unwrap_or(namespace));
-    let (space, local) = full.rsplit_once('.').unwrap_or(("", &full));
-    check_name(local)?;
-    if Kind::primitive(&full).is_some() {
-        return bad(format!("{full} is a type of Avro's own"));
-    }
-    let aliases = texts(object.get("aliases"));
-    let aliases = aliases
-        .iter()
-        .map(|alias| full_name(alias, space))
-        .collect();
-    let space = space.to_owned();
-    Ok((full, space, aliases))
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Avro, AvroError, Field, Kind};
 
-/// Pairs of types that one comparison looks at; beyond, the schemas count as too complex to compare.
+/// Pairs of types, fields and branches that one comparison looks at; beyond, the schemas count as too complex to compare.
 const MAX_PAIRS: usize = 200_000;
 /// Types within types that one comparison follows.
 const MAX_DEPTH: usize = 400;
@@ -83,6 +83,11 @@ impl Resolver<'_> {
         true
     }
 
+    /// Work that is not a pair by itself: fields and branches that are gone through. The next step sees that it was too much.
+    fn spend(&mut self, work: usize) {
+        self.left = self.left.saturating_sub(work);
+    }
+
     /// Looks at one pair of types; the pairs that it depends on are left in `open`.
     fn resolves(&mut self, w: usize, r: usize, open: &mut Vec<(usize, usize)>) -> bool {
         if !self.step(0) {
@@ -101,6 +106,7 @@ impl Resolver<'_> {
                 if !self.seen.insert((w, r)) {
                     return true;
                 }
+                self.spend(fields.len() + own.len());
                 if let Some(missing) = missing_field(wk, rk) {
                     return self.no(|| {
                         format!("the reader's field {missing} of {name} has no default and the writer does not have it")
@@ -178,6 +184,7 @@ impl Resolver<'_> {
     /// The branch of the reader's union that takes the type.
     fn branch(&mut self, w: usize, branches: &[usize], depth: usize) -> Option<usize> {
         let (writer, reader) = (self.writer, self.reader);
+        self.spend(branches.len());
         let wk = writer.kind(w);
         let mut structure: Option<usize> = None;
         for branch in branches {
@@ -224,6 +231,7 @@ impl Resolver<'_> {
         let (Kind::Record { fields, .. }, Kind::Record { fields: own, .. }) = (wk, rk) else {
             return false;
         };
+        self.spend(fields.len() + own.len());
         self.alike.insert((w, r), true);
         let alike = missing_field(wk, rk).is_none()
             && common(fields, own)

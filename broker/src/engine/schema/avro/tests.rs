@@ -1,4 +1,4 @@
-#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)]
 
 use serde_json::{Value, json};
 
@@ -139,4 +139,71 @@ fn rings_of_records_end_in_an_answer() {
     let error = can_read(&a, &b).unwrap_err();
     assert!(error.to_string().contains("too complex"), "{error}");
     assert!(can_read(&a, &a).is_ok());
+}
+
+/// Each type is defined where nothing nests, and mentions the next: the text is 4 deep, the types are in each other 8000 deep.
+#[test]
+fn types_that_mention_each_other_are_written_without_the_stack() {
+    let chain = |doc: &str| {
+        let mut fields: Vec<_> = (0..8000)
+            .map(|i| {
+                let next = json!([{"name": "n", "type": format!("R{}", i + 1)}]);
+                json!({"name": format!("f{i}"), "type": {"type": "record", "name": format!("R{i}"), "fields": next}})
+            })
+            .collect();
+        fields
+            .push(json!({"name": "e", "type": {"type": "record", "name": "R8000", "fields": []}}));
+        avro(&json!({"type": "record", "name": "Top", "doc": doc, "fields": fields}))
+    };
+    let (one, other) = (chain("a"), chain("b"));
+    assert_eq!(one.canonical(), other.canonical());
+    let _ = can_read(&one, &other);
+}
+
+/// A namespace is inherited by every name within it.
+#[test]
+fn long_namespaces_are_refused() {
+    let schema = |namespace: usize, types: usize| {
+        let fields: Vec<_> = (0..types)
+            .map(|i| json!({"name": format!("f{i}"), "type": {"type": "fixed", "name": format!("x{i}"), "size": 1}}))
+            .collect();
+        let schema = json!({"type": "record", "name": "R", "namespace": "n".repeat(namespace), "fields": fields});
+        Avro::parse(schema.to_string().as_bytes())
+    };
+    assert!(schema(4000, 100).is_ok());
+    assert!(schema(5000, 1).unwrap_err().to_string().contains("4096"));
+    assert!(
+        schema(4000, 4000)
+            .unwrap_err()
+            .to_string()
+            .contains("8388608")
+    );
+}
+
+#[test]
+fn a_symbol_twice_is_refused() {
+    let schema = json!({"type": "enum", "name": "E", "symbols": ["a", "b", "a"]});
+    let error = Avro::parse(schema.to_string().as_bytes()).unwrap_err();
+    assert!(error.to_string().contains("twice"), "{error}");
+}
+
+/// Each of the writer's branches is looked for among all of the reader's, in each of the fields.
+#[test]
+fn unions_of_many_branches_are_too_complex_to_compare() {
+    let schema = |tag: &str, branches: usize| {
+        let define: Vec<_> = (0..branches)
+            .map(|i| json!({"type": "record", "name": format!("{tag}{i}"), "fields": [{"name": "a", "type": "int"}]}))
+            .collect();
+        let mention: Vec<_> = (0..branches).map(|i| format!("{tag}{i}")).collect();
+        let fields = [json!(define), json!(mention), json!(mention)]
+            .into_iter()
+            .zip(0..);
+        let fields: Vec<_> = fields
+            .map(|(union, i)| json!({"name": format!("u{i}"), "type": union}))
+            .collect();
+        avro(&json!({"type": "record", "name": "Top", "fields": fields}))
+    };
+    assert!(can_read(&schema("A", 20), &schema("B", 20)).is_ok());
+    let error = can_read(&schema("A", 700), &schema("B", 700)).unwrap_err();
+    assert!(error.to_string().contains("too complex"), "{error}");
 }

@@ -11,6 +11,8 @@ use vela_codec::entry::Entry;
 
 /// Questions of one topic that wait for reads; more are refused.
 const INQUIRIES_MAX: usize = 256;
+/// Messages of a batch within which a cursor can be put: as many as the ack sets of clients have bits. A batch says itself how many it has.
+const WITHIN_MAX: u32 = 64 * 1024;
 /// Entries looked at in one turn by a search.
 const PROBES_MAX: usize = 64;
 const CORRUPT: &str = "the stored entry cannot be read; the broker's own log says which";
@@ -251,6 +253,11 @@ impl Topics {
                     };
                     let next = i64::from(target.batch_index) + i64::from(target.excluded);
                     if next < i64::from(count) {
+                        if count > WITHIN_MAX {
+                            return Step::Answer(Answer::Failed(format!(
+                                "message {at} says that it is a batch of {count}; a cursor can stand within one of at most {WITHIN_MAX}"
+                            )));
+                        }
                         to = topic.state.ledgers.prev(at);
                         ack_set = open_from(next.unsigned_abs(), u64::from(count));
                     } else {

@@ -54,6 +54,13 @@ impl Topics {
             },
             (None, _) => return reply(cx, asker, Answer::NoTopic),
         };
+        if needs_log(&ask)
+            && let Some(topic) = self.topics.get(slot as usize)
+            && topic.is_volatile()
+        {
+            let text = format!("topic {} is non-persistent: it keeps nothing", topic.name);
+            return reply(cx, asker, Answer::Failed(text));
+        }
         match ask {
             Ask::Clients => {
                 let answer = self.connected(slot);
@@ -110,8 +117,14 @@ impl Topics {
         }
     }
 
-    /// Answers once everything appended so far is durable.
-    fn reply_durable(&mut self, cx: &mut Context, asker: Asker, lane: usize, answer: Answer) {
+    /// Answers once everything appended so far is durable; without a lane at once.
+    fn reply_durable(
+        &mut self,
+        cx: &mut Context,
+        asker: Asker,
+        lane: impl Into<Option<usize>>,
+        answer: Answer,
+    ) {
         let core = cx.core;
         let answer = Box::new(answer);
         self.after_log(cx, lane, core, Message::AdminAnswer { asker, answer });
@@ -141,6 +154,31 @@ impl Topics {
             reply(cx, asker, answer);
         }
         true
+    }
+}
+
+/// Is the question about entries or cursors, which a non-persistent topic has none of?
+fn needs_log(ask: &Ask) -> bool {
+    match ask {
+        Ask::Clients
+        | Ask::Delete { .. }
+        | Ask::Stats
+        | Ask::InternalStats
+        | Ask::Subscriptions
+        | Ask::Unload
+        | Ask::Terminate
+        | Ask::Truncate
+        | Ask::Properties
+        | Ask::SetProperties(_) => false,
+        Ask::Subscription { ask, .. } => !matches!(
+            ask,
+            SubscriptionAsk::Delete { .. } | SubscriptionAsk::Properties
+        ),
+        Ask::LastMessageId
+        | Ask::MessageIdByTime(_)
+        | Ask::Examine { .. }
+        | Ask::Entry(_)
+        | Ask::ExpireAll { .. } => true,
     }
 }
 

@@ -46,9 +46,11 @@ impl Topic {
                 metadata: producer.open.metadata.clone(),
                 rate_in: producer.inbound.messages.rate(now.ms),
                 throughput_in: producer.inbound.bytes.rate(now.ms),
+                drop_rate: producer.dropped.rate(now.ms),
                 connected_ms: producer.open.asked_ms,
             });
-        let publishers = publishers.collect();
+        let publishers: Vec<ProducerStats> = publishers.collect();
+        let mut drop_rate: f64 = publishers.iter().map(|each| each.drop_rate).sum();
         let mut subscriptions = std::collections::BTreeMap::new();
         for (_, sub) in self.subs.iter_mut() {
             let acks = sub.acks(&self.state);
@@ -57,16 +59,20 @@ impl Topic {
                 backlog: acks.backlog(ledgers, self.confirmed),
                 backlog_size: backlog_size(acks, ledgers, self.confirmed),
                 ack_ranges: acks.ranges().len() as u64,
+                delayed: sub.delayed.waiting(),
+                delayed_memory: sub.delayed.memory() as u64,
                 durable: sub.cursor.is_some(),
                 properties: properties_of(&self.state, sub),
                 ..SubscriptionStats::default()
             };
             sub.stats(&mut stats, now);
+            drop_rate += stats.drop_rate;
             subscriptions.insert(sub.name.clone(), stats);
         }
         TopicStats {
             rate_in: self.inbound.messages.rate(now.ms),
             throughput_in: self.inbound.bytes.rate(now.ms),
+            drop_rate,
             messages_in: self.inbound.messages.total(),
             bytes_in: self.inbound.bytes.total(),
             storage_size: self.state.ledgers.bytes(),
@@ -144,6 +150,7 @@ impl Subscription {
             stats.key_shared_mode = Some(keys.mode);
             stats.in_replay = keys.waiting as u64;
         }
+        stats.drop_rate = self.dropped.rate(now.ms);
         (stats.messages_out, stats.bytes_out) = self.gone_out;
         let consumers: Vec<u32> = self.roster.iter().map(|(index, _)| index).collect();
         for index in consumers {
@@ -176,7 +183,7 @@ impl Subscription {
             stats.consumers.push(each);
         }
         stats.unacked = self.pending.unacked();
-        stats.in_replay += self.replay.len() as u64;
+        stats.in_replay += (self.replay.len() + self.delayed.due()) as u64;
         stats.blocked = self.blocked;
     }
 }

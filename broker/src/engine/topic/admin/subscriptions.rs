@@ -157,7 +157,7 @@ impl Topics {
         let Some(sub) = topic.subs.get(sub_slot as usize) else {
             return reply(cx, asker, Answer::NoSubscription);
         };
-        let (lane, name, cursor) = (topic.lane, sub.name.clone(), sub.cursor);
+        let (lane, name, cursor) = (topic.log(), sub.name.clone(), sub.cursor);
         let consumers = sub.roster.len();
         if consumers > 0 && !force {
             let producers = 0;
@@ -174,7 +174,7 @@ impl Topics {
         if let Some(topic) = self.topics.get_mut(slot as usize)
             && let Some(cursor) = cursor
         {
-            if let Some(seat) = self.lanes.get_mut(lane) {
+            if let Some(seat) = self.lanes.get_mut(topic.lane) {
                 seat.append(&Record::CursorDeleted {
                     topic: topic.state.id,
                     cursor,

@@ -1,8 +1,8 @@
 //! Topics as a whole: made, listed, deleted, unloaded, emptied.
 
-use super::super::Topics;
 use super::super::lanes::Pending;
 use super::super::operation::{Operation, Then};
+use super::super::{Topic, Topics};
 use super::reply;
 use crate::engine::admin::{Answer, Asker};
 use crate::engine::context::Context;
@@ -16,6 +16,8 @@ use vela_proto::ServerError;
 /// What the names of a topic's properties begin with in its log: other values have names of their own.
 const PROPERTY: &str = "property/";
 /// What clients hear whose question was under way when their topic was deleted.
+/// Bytes of all properties of a topic, keys and values: as much as one request brings.
+const PROPERTIES_MAX: usize = 1 << 20;
 const DELETED: &str = "The topic was deleted";
 
 impl Topics {
@@ -58,7 +60,7 @@ impl Topics {
                 return reply(cx, asker, Answer::Failed(text));
             };
             self.change_properties(slot, &changes);
-            lane = self.topics.get(slot as usize).map(|topic| topic.lane);
+            lane = lane.or(self.topics.get(slot as usize).and_then(|topic| topic.log()));
         }
         let answer = Answer::Created { existed };
         match lane {
@@ -117,7 +119,22 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return reply(cx, asker, Answer::NoTopic);
         };
-        let (lane, id) = (topic.lane, topic.state.id);
+        let (lane, id) = (topic.log(), topic.state.id);
+        self.retire(cx, slot, now);
+        if let Some(seat) = lane.and_then(|lane| self.lanes.get_mut(lane)) {
+            seat.append(&Record::TopicDeleted { topic: id });
+            seat.push_behind(Pending::Vacate { topic: slot });
+        }
+        self.volatile_gone(slot);
+        self.reply_durable(cx, asker, lane, Answer::Done);
+    }
+
+    /// Takes a topic out of the table of names, closes its clients, and refuses what is under way. Its slot stays taken.
+    pub(in crate::engine::topic) fn retire(&mut self, cx: &mut Context, slot: u32, now: Now) {
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
+        let id = topic.state.id;
         // From here on the name is free: who comes next gets a topic of its own.
         topic.deleted = true;
         let name = topic.name.clone();
@@ -140,11 +157,6 @@ impl Topics {
                 self.refuse_operation(cx, operation);
             }
         }
-        if let Some(seat) = self.lanes.get_mut(lane) {
-            seat.append(&Record::TopicDeleted { topic: id });
-            seat.push_behind(Pending::Vacate { topic: slot });
-        }
-        self.reply_durable(cx, asker, lane, Answer::Done);
     }
 
     fn refuse_operation(&mut self, cx: &mut Context, operation: Operation) {
@@ -199,12 +211,20 @@ impl Topics {
         for (_, sub) in topic.subs.iter_mut() {
             sub.gone_out = (0, 0);
         }
-        let lane = topic.lane;
+        let lane = topic.log();
         self.reply_durable(cx, asker, lane, Answer::Done);
     }
 
     /// Every subscription moves to the end; what was stored goes.
     pub(super) fn truncate(&mut self, cx: &mut Context, asker: Asker, slot: u32, now: Now) {
+        if self
+            .topics
+            .get(slot as usize)
+            .is_some_and(Topic::is_volatile)
+        {
+            // Nothing is stored, and nobody has anything in front of it.
+            return reply(cx, asker, Answer::Done);
+        }
         for sub in self.sub_slots(slot) {
             let end = self.topics.get(slot as usize).map(|topic| topic.confirmed);
             if let Some(end) = end {
@@ -235,8 +255,29 @@ impl Topics {
         slot: u32,
         changes: &[(String, Option<String>)],
     ) {
+        let Some(topic) = self.topics.get(slot as usize) else {
+            return reply(cx, asker, Answer::NoTopic);
+        };
+        let mut after = properties_of(&topic.state);
+        for (key, value) in changes {
+            match value {
+                Some(value) => after.insert(key.clone(), value.clone()),
+                None => after.remove(key),
+            };
+        }
+        let after: usize = after
+            .iter()
+            .map(|(key, value)| key.len() + value.len())
+            .sum();
+        if after > PROPERTIES_MAX && changes.iter().any(|(_, value)| value.is_some()) {
+            let text = format!(
+                "topic {} would have {after} bytes of properties; the limit is {PROPERTIES_MAX}",
+                topic.name
+            );
+            return reply(cx, asker, Answer::Failed(text));
+        }
         self.change_properties(slot, changes);
-        match self.topics.get(slot as usize).map(|topic| topic.lane) {
+        match self.topics.get(slot as usize).map(|topic| topic.log()) {
             Some(lane) => self.reply_durable(cx, asker, lane, Answer::Done),
             None => reply(cx, asker, Answer::NoTopic),
         }
@@ -254,11 +295,13 @@ impl Topics {
             // An empty value removes it, so a value has a mark in front.
             let value = value.as_ref().map(|value| format!("={value}"));
             let value = value.as_deref().unwrap_or_default().as_bytes();
-            seat.append(&Record::TopicProperty {
-                topic: topic.state.id,
-                key: &key,
-                value,
-            });
+            if !topic.is_volatile() {
+                seat.append(&Record::TopicProperty {
+                    topic: topic.state.id,
+                    key: &key,
+                    value,
+                });
+            }
             topic.state.set_property(&key, value);
         }
     }

@@ -17,7 +17,7 @@ pub(in super::super) struct Fixed {
 
 impl Fixed {
     /// Who a slot belongs to; `None` = nobody asked for it.
-    pub(super) fn owner(&self, slot: Slot) -> Option<Member> {
+    pub(in super::super) fn owner(&self, slot: Slot) -> Option<Member> {
         let slot = i32::from(slot);
         let (_, (last, member)) = self.ranges.range(..=slot).next_back()?;
         (slot <= *last).then_some(*member)
@@ -27,7 +27,7 @@ impl Fixed {
     ///
     /// # Errors
     /// No ranges, too many, one that is backwards, or one that overlaps another.
-    pub(super) fn check(&self, ranges: &[(i32, i32)]) -> Result<(), Refused> {
+    pub(in super::super) fn check(&self, ranges: &[(i32, i32)]) -> Result<(), Refused> {
         if ranges.is_empty() {
             return Err(Refused::NoRanges);
         }
@@ -70,7 +70,7 @@ impl Fixed {
     }
 
     /// Adds a consumer whose ranges were [checked](Fixed::check). Returns the slots that are its now.
-    pub(super) fn join(&mut self, member: Member, ranges: &[(i32, i32)]) -> Vec<Slots> {
+    pub(in super::super) fn join(&mut self, member: Member, ranges: &[(i32, i32)]) -> Vec<Slots> {
         self.leave(member);
         for (first, last) in ranges {
             self.ranges.insert(*first, (*last, member));

@@ -8,7 +8,7 @@ pub(super) fn ring_slot(hash: u32) -> Slot {
 }
 
 /// The slot of a hash among ranges: modulo 65,536, and 0 becomes 1.
-pub(super) fn range_slot(hash: u32) -> Slot {
+pub(in super::super) fn range_slot(hash: u32) -> Slot {
     ((hash % (u32::from(LAST_SLOT) + 1)) as Slot).max(1)
 }
 

@@ -40,14 +40,14 @@ fn decode_base64(text: &[u8]) -> Option<Vec<u8>> {
     let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();
     let digits = text.get(..text.len() - padding)?;
     let rest = digits.len() % 4;
-    if rest == 1 || padding > 0 && (rest == 0 || padding != 4 - rest) {
+    if rest == 1 || (padding > 0 && (rest == 0 || padding != 4 - rest)) {
         return None;
     }
     let mut out = Vec::with_capacity(digits.len() / 4 * 3 + 2);
     for group in digits.chunks(4) {
         let mut bits = 0_u32;
         for digit in group {
-            bits = bits << 6 | u32::from(value(*digit)?);
+            bits = (bits << 6) | u32::from(value(*digit)?);
         }
         bits <<= 6 * (4 - group.len());
         let [_, bytes @ ..] = bits.to_be_bytes();

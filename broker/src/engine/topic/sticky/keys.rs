@@ -351,7 +351,7 @@ impl Keys {
             };
             let is = (state.holder, state.count, state.waiting);
             let should = (holder, count, waiting);
-            if is != should || count == 0 && waiting == 0 {
+            if is != should || (count == 0 && waiting == 0) {
                 return Err(format!("slot {slot} has {is:?}, should be {should:?}"));
             }
             let goes = first.and_then(|first| {

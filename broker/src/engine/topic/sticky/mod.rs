@@ -12,6 +12,8 @@ mod keys;
 mod ring;
 mod selector;
 
+pub(super) use self::fixed::Fixed;
+pub(super) use self::hash::range_slot;
 pub(super) use self::key::key_hash;
 pub(super) use self::keys::{Draining, Keys, Route};
 pub(super) use self::selector::{Mode, Policy, Refused, Selector};

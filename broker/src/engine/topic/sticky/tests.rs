@@ -81,8 +81,7 @@ proptest! {
             };
             let after = owners(&selector);
             let mut changed = 0;
-            for slot in 1..after.len() {
-                let (was, is) = (before[slot], after[slot]);
+            for (slot, (was, is)) in before.iter().copied().zip(after.iter().copied()).enumerate().skip(1) {
                 if kind < 2 {
                     prop_assert_eq!(is.is_some(), !present.is_empty());
                 }

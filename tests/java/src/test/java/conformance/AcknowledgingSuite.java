@@ -162,7 +162,6 @@ class AcknowledgingSuite extends Scenario {
     }
 
     @Test
-    @Later("schemas")
     void retryTopic() throws Exception {
         Consumer<byte[]> dead = consumer(builder -> builder.topic(topic + "-sub-DLQ").subscriptionName("mourner"));
         Consumer<byte[]> consumer = keep(client.newConsumer().topic(topic).subscriptionName("sub").subscriptionType(SubscriptionType.Shared)

@@ -284,7 +284,6 @@ class PublishingSuite extends Scenario {
 
     @ParameterizedTest
     @EnumSource(value = SubscriptionType.class, names = {"Shared", "Key_Shared"})
-    @Later("delayed delivery")
     void delayedDelivery(SubscriptionType type) throws Exception {
         Consumer<byte[]> consumer = consumer(type);
         Producer<byte[]> producer = producer();

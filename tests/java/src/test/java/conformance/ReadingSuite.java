@@ -83,7 +83,6 @@ class ReadingSuite extends Scenario {
     }
 
     @Test
-    @Later("key hash ranges of exclusive consumers")
     void readerOfSomeKeys() throws Exception {
         Producer<byte[]> producer = producer();
         // Murmur3 slots: "key1" 293, "hello" 64071.

@@ -36,7 +36,6 @@ class TopicSuite extends Scenario {
     }
 
     @Test
-    @Later("partitioned topics over HTTP")
     void partitionedTopic() throws Exception {
         admin("PUT", path("/partitions"), "4");
         assertEquals(List.of(topic + "-partition-0", topic + "-partition-1", topic + "-partition-2", topic + "-partition-3"),
@@ -86,7 +85,6 @@ class TopicSuite extends Scenario {
     }
 
     @Test
-    @Later("terminate over HTTP")
     void terminatedTopic() throws Exception {
         Producer<byte[]> producer = producer();
         Consumer<byte[]> consumer = consumer();
@@ -105,7 +103,6 @@ class TopicSuite extends Scenario {
     }
 
     @Test
-    @Later("topic statistics over HTTP")
     void statistics() throws Exception {
         Consumer<byte[]> consumer = consumer(builder -> builder.subscriptionType(SubscriptionType.Shared).receiverQueueSize(100)
                 .consumerName("the-consumer").enableBatchIndexAcknowledgment(true));
@@ -128,7 +125,6 @@ class TopicSuite extends Scenario {
     }
 
     @Test
-    @Later("non-persistent topics")
     void nonPersistentTopic() throws Exception {
         topic = topic.replace("persistent://", "non-persistent://");
         Producer<byte[]> producer = producer();

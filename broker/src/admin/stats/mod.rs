@@ -1,16 +1,18 @@
 //! Statistics of topics as JSON, with the names that Pulsar gives them.
 
-use super::answer::{self, Refusal};
-use super::messages::time;
-use super::params::{self, Params};
-use super::target::Target;
-use super::{Answer, Shared};
+mod internal;
+
+use self::internal::{internal_stats, partitioned_internal_stats};
+use crate::admin::answer::{self, Refusal};
+use crate::admin::messages::time;
+use crate::admin::params::Params;
+use crate::admin::target::Target;
+use crate::admin::{Answer, Shared};
 use crate::engine::admin::{
-    Answer as Reply, Ask, ConsumerStats, CursorStats, InternalStats, ProducerStats, Request,
-    SessionInfo, SubscriptionStats, TopicStats,
+    Answer as Reply, Ask, ConsumerStats, ProducerStats, Request, SessionInfo, SubscriptionStats,
+    TopicStats,
 };
 use crate::engine::message::{CoreId, SessionRef};
-use crate::store::log::Position;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -206,6 +208,7 @@ fn sum(all: &[&TopicStats]) -> TopicStats {
     };
     for each in all {
         sum.rate_in += each.rate_in;
+        sum.drop_rate += each.drop_rate;
         sum.throughput_in += each.throughput_in;
         sum.messages_in += each.messages_in;
         sum.bytes_in += each.bytes_in;
@@ -224,6 +227,7 @@ fn sum(all: &[&TopicStats]) -> TopicStats {
                 Some(known) => {
                     known.rate_in += publisher.rate_in;
                     known.throughput_in += publisher.throughput_in;
+                    known.drop_rate += publisher.drop_rate;
                 }
                 None => sum.publishers.push(ProducerStats {
                     id: 0,
@@ -250,6 +254,7 @@ fn add(sum: &mut SubscriptionStats, each: &SubscriptionStats) {
         sum.properties.clone_from(&each.properties);
     }
     sum.rate_out += each.rate_out;
+    sum.drop_rate += each.drop_rate;
     sum.throughput_out += each.throughput_out;
     sum.messages_out += each.messages_out;
     sum.bytes_out += each.bytes_out;
@@ -258,6 +263,7 @@ fn add(sum: &mut SubscriptionStats, each: &SubscriptionStats) {
     sum.backlog += each.backlog;
     sum.backlog_size += each.backlog_size;
     sum.delayed += each.delayed;
+    sum.delayed_memory += each.delayed_memory;
     sum.in_replay += each.in_replay;
     sum.unacked += each.unacked;
     sum.blocked |= each.blocked;
@@ -389,7 +395,11 @@ impl View<'_> {
         }
         put("nonContiguousDeletedMessagesRanges", ranges.into());
         put("nonContiguousDeletedMessagesRangesSerializedSize", 0.into());
-        put("delayedMessageIndexSizeInBytes", 0.into());
+        let delayed = stats.subscriptions.values().map(|sub| sub.delayed_memory);
+        put(
+            "delayedMessageIndexSizeInBytes",
+            delayed.sum::<u64>().into(),
+        );
         put(
             "compaction",
             json!({
@@ -409,7 +419,7 @@ impl View<'_> {
         put("topicCreationTimeStamp", created.into());
         put("lastPublishTimeStamp", published.into());
         if !self.persistent {
-            put("msgDropRate", 0.0.into());
+            put("msgDropRate", stats.drop_rate.into());
             put("publishers", publishers);
             put("subscriptions", subscriptions);
             put("replication", replication);
@@ -440,7 +450,7 @@ impl View<'_> {
         if !self.persistent
             && let Some(object) = value.as_object_mut()
         {
-            object.insert("msgDropRate".into(), 0.0.into());
+            object.insert("msgDropRate".into(), stats.drop_rate.into());
         }
         value
     }
@@ -517,7 +527,10 @@ impl View<'_> {
             stats.ack_ranges.into(),
         );
         put("nonContiguousDeletedMessagesRangesSerializedSize", 0.into());
-        put("delayedMessageIndexSizeInBytes", 0.into());
+        put(
+            "delayedMessageIndexSizeInBytes",
+            stats.delayed_memory.into(),
+        );
         put("subscriptionProperties", texts(&stats.properties));
         for name in [
             "filterProcessedMsgCount",
@@ -534,7 +547,7 @@ impl View<'_> {
             put(name, 0.into());
         }
         if !self.persistent {
-            put("msgDropRate", 0.0.into());
+            put("msgDropRate", stats.drop_rate.into());
         }
         put("replicated", false.into());
         put("durable", stats.durable.into());
@@ -590,166 +603,4 @@ impl View<'_> {
         put("lastConsumedTime", time(stats.last_consumed_ms).into());
         Value::Object(all)
     }
-}
-
-async fn internal_stats(State(shared): State<Shared>, target: Target) -> Answer {
-    if target.partitions.is_some() {
-        return Err(target.missing());
-    }
-    match shared.ask(&target.name, Ask::InternalStats).await? {
-        Reply::Internal(stats) => {
-            let persistent = target.is_persistent();
-            Ok(answer::value(&internal(&stats, persistent)))
-        }
-        Reply::NoTopic => Err(absent(&shared, &target).await?),
-        other => Err(target.error(other)),
-    }
-}
-
-async fn partitioned_internal_stats(State(shared): State<Shared>, target: Target) -> Answer {
-    let Some(partitions) = &target.partitions else {
-        return Err(not_partitioned(&target));
-    };
-    let names = target.topics();
-    let mut each = Map::new();
-    for (name, reply) in names
-        .iter()
-        .zip(shared.ask_topics(&names, || Ask::InternalStats).await?)
-    {
-        match reply {
-            Reply::Internal(stats) => {
-                let stats = internal(&stats, target.is_persistent());
-                each.insert(name.to_string(), stats);
-            }
-            Reply::NoTopic => {}
-            other => return Err(target.error(other)),
-        }
-    }
-    Ok(answer::value(
-        &json!({ "metadata": partitions.json(), "partitions": each }),
-    ))
-}
-
-fn position(at: Position) -> String {
-    format!("{}:{}", at.ledger, at.entry)
-}
-
-fn internal(stats: &InternalStats, persistent: bool) -> Value {
-    let current = stats.ledgers.last();
-    let mut all = Map::new();
-    let mut put = |name: &str, value: Value| {
-        all.insert(name.to_owned(), value);
-    };
-    put("entriesAddedCounter", stats.entries_added.into());
-    put("numberOfEntries", stats.entries.into());
-    put("totalSize", stats.bytes.into());
-    put(
-        "currentLedgerEntries",
-        current.map_or(0, |ledger| ledger.entries).into(),
-    );
-    put(
-        "currentLedgerSize",
-        current.map_or(0, |ledger| ledger.bytes).into(),
-    );
-    if persistent {
-        let opened = current.map_or(0, |ledger| ledger.opened_ms);
-        put("lastLedgerCreatedTimestamp", time(opened).into());
-    }
-    let waiting = stats
-        .cursors
-        .values()
-        .filter(|cursor| cursor.active)
-        .count();
-    put(
-        "waitingCursorsCount",
-        if persistent { waiting } else { 0 }.into(),
-    );
-    put("pendingAddEntriesCount", stats.pending.into());
-    if persistent {
-        let last = stats.last_confirmed.unwrap_or(Position::EARLIEST);
-        put("lastConfirmedEntry", position(last).into());
-        let state = if stats.terminated {
-            "Terminated"
-        } else {
-            "LedgerOpened"
-        };
-        put("state", state.into());
-        let last = stats.ledgers.len().saturating_sub(1);
-        let ledgers = stats.ledgers.iter().enumerate().map(|(index, ledger)| {
-            // The open ledger's size is not known yet, as Pulsar has it.
-            let (entries, size) = if index == last { (0, 0) } else { (ledger.entries, ledger.bytes) };
-            json!({
-                "ledgerId": ledger.id, "entries": entries, "size": size, "offloaded": false, "underReplicated": false,
-            })
-        });
-        put("ledgers", ledgers.collect());
-    }
-    let cursors: Map<String, Value> = stats
-        .cursors
-        .iter()
-        .map(|(name, stats)| (params::encode(name), cursor(stats, persistent)))
-        .collect();
-    put("cursors", Value::Object(cursors));
-    if persistent {
-        let properties = stats.properties.iter();
-        let properties: Map<String, Value> = properties
-            .map(|(key, value)| (key.clone(), Value::from(value.as_str())))
-            .collect();
-        put("properties", Value::Object(properties));
-        put("schemaLedgers", Value::Array(Vec::new()));
-        put(
-            "compactedLedger",
-            json!({ "ledgerId": -1, "entries": -1, "size": -1, "offloaded": false, "underReplicated": false }),
-        );
-    }
-    Value::Object(all)
-}
-
-/// Ranges as Pulsar writes them: open below, closed above.
-fn ranges(stats: &CursorStats) -> String {
-    let each: Vec<String> = stats
-        .ranges
-        .iter()
-        .map(|(first, last)| {
-            let open = Position::new(first.ledger, first.entry - 1);
-            format!("({}..{}]", position(open), position(*last))
-        })
-        .collect();
-    let more = stats.ranges_total.saturating_sub(each.len() as u64);
-    let more = if more > 0 {
-        format!(",... {more} more")
-    } else {
-        String::new()
-    };
-    format!("[{}{more}]", each.join(","))
-}
-
-fn cursor(stats: &CursorStats, persistent: bool) -> Value {
-    if !persistent {
-        return json!({
-            "waitingReadOp": false, "pendingReadOps": 0, "messagesConsumedCounter": 0, "cursorLedger": 0,
-            "cursorLedgerLastEntry": 0, "active": false, "numberOfEntriesSinceFirstNotAckedMessage": 0,
-            "totalNonContiguousDeletedMessagesRange": 0, "subscriptionHavePendingRead": false,
-            "subscriptionHavePendingReplayRead": false,
-        });
-    }
-    json!({
-        "markDeletePosition": position(stats.mark_delete),
-        "readPosition": position(stats.read),
-        "waitingReadOp": stats.active,
-        "pendingReadOps": 0,
-        "messagesConsumedCounter": stats.consumed,
-        // Cursors are part of the log, and have no ledger of their own.
-        "cursorLedger": -1,
-        "cursorLedgerLastEntry": -1,
-        "individuallyDeletedMessages": ranges(stats),
-        "lastLedgerSwitchTimestamp": time(0),
-        "state": "Open",
-        "active": stats.active,
-        "numberOfEntriesSinceFirstNotAckedMessage": stats.since_first_unacked,
-        "totalNonContiguousDeletedMessagesRange": stats.ranges_total,
-        "subscriptionHavePendingRead": stats.active,
-        "subscriptionHavePendingReplayRead": stats.replay,
-        "properties": {},
-    })
 }
