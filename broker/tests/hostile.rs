@@ -306,7 +306,7 @@ fn a_cursor_does_not_go_into_a_batch_that_claims_too_much() {
     let mut client = Client::connect(&mut world, 0);
     client.producer(&mut world, TOPIC, 1);
     client.subscribe(&mut world, TOPIC, "s", true, 1);
-    client.flow(&mut world, 1, 10);
+    client.flow(&mut world, 1, 1000);
     client.send_batch(&mut world, 1, 0, 100, "x");
     client.send_batch(&mut world, 1, 1, i32::MAX, "x");
     let ids: Vec<_> = client.messages(&mut world).iter().map(|m| m.id()).collect();
