@@ -3,6 +3,7 @@
 mod access;
 mod ack;
 mod admin;
+mod by_time;
 mod chunks;
 mod dedup;
 mod delayed;
@@ -192,14 +193,19 @@ impl Topic {
                     None => return,
                 }
             }
-            seat.append(&Record::Trimmed {
-                topic: self.state.id,
-                through_ledger,
-            });
-            self.state.trim(through_ledger);
-            for (_, sub) in self.subs.iter_mut().filter(|(_, sub)| sub.cursor.is_none()) {
-                sub.own.trimmed(&self.state.ledgers);
-            }
+            self.drop_ledgers(seat, through_ledger);
+        }
+    }
+
+    /// Removes closed ledgers up to this one. Readers that have not read them go on behind.
+    fn drop_ledgers(&mut self, seat: &mut LaneSeat, through_ledger: i64) {
+        seat.append(&Record::Trimmed {
+            topic: self.state.id,
+            through_ledger,
+        });
+        self.state.trim(through_ledger);
+        for (_, sub) in self.subs.iter_mut().filter(|(_, sub)| sub.cursor.is_none()) {
+            sub.own.trimmed(&self.state.ledgers);
         }
     }
 

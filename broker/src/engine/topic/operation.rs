@@ -4,6 +4,7 @@ use vela_codec::entry::Entry;
 use vela_proto::ServerError;
 
 use super::ack::MAX_WORDS;
+use super::by_time::TimeSearch;
 use super::lanes::LaneSeat;
 use super::openings::ConsumerSeat;
 use super::subscription::mark_delete;
@@ -25,16 +26,13 @@ pub(super) enum Operation {
         request_id: u64,
         sub: u32,
     },
-    /// Looks for the first entry published at `time` or later: a binary search over the topic's entries.
+    /// Looks for the first entry of a time.
     Find {
         sub: u32,
         client: ClientRef,
         request_id: u64,
-        time: u64,
+        search: TimeSearch,
         then: Then,
-        first: Option<Position>,
-        low: u64,
-        high: u64,
     },
 }
 
@@ -149,17 +147,13 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
-        let first = topic.state.ledgers.first();
-        let high = topic.visible_entries();
+        let search = TimeSearch::new(topic, time);
         topic.operations.push(Operation::Find {
             sub,
             client,
             request_id,
-            time,
+            search,
             then,
-            first,
-            low: 0,
-            high,
         });
         topic.mark_dirty(&mut self.dirty);
     }
@@ -358,11 +352,8 @@ impl Topics {
             sub,
             client,
             request_id,
-            time,
+            search,
             then,
-            first,
-            low,
-            high,
         } = operation
         else {
             return Step::Done;
@@ -381,33 +372,8 @@ impl Topics {
             // The subscription went meanwhile, and its client with it; its slot may be somebody else's.
             return Step::Done;
         }
-        if topic.state.ledgers.first() != *first {
-            // Ledgers went meanwhile: ranks count from another entry now.
-            (*first, *low, *high) = (topic.state.ledgers.first(), 0, topic.visible_entries());
-        }
-        while low < high {
-            let middle = *low + (*high - *low) / 2;
-            let Some(position) = topic.position_at(middle) else {
-                *high = middle;
-                continue;
-            };
-            let published = match topic.read(seat, position) {
-                Read::Entry(data) => Entry::parse(&data)
-                    .ok()
-                    .and_then(|entry| entry.metadata_view())
-                    .map(|view| view.publish_time),
-                Read::Miss => return Step::Waits,
-                Read::Gone | Read::Corrupt => None,
-            };
-            if published.is_some_and(|published| published >= *time) {
-                *high = middle;
-            } else {
-                *low = middle + 1;
-            }
-        }
-        let to = match topic.position_at(*low) {
-            Some(position) if position <= topic.confirmed => topic.state.ledgers.prev(position),
-            _ => topic.confirmed,
+        let Some(to) = search.poll(topic, seat) else {
+            return Step::Waits;
         };
         let (sub, client, request_id, then, lane) = (*sub, *client, *request_id, *then, topic.lane);
         self.reset(slot, sub, to, &[]);

@@ -1,6 +1,7 @@
 //! Questions that need entries which may not be in memory: tried again when a chunk was read.
 
 use super::super::Topics;
+use super::super::by_time::TimeSearch;
 use super::super::dispatch::stored_messages;
 use super::reply;
 use crate::engine::admin::{Answer, Asker, CursorTarget};
@@ -13,8 +14,6 @@ use vela_codec::entry::Entry;
 const INQUIRIES_MAX: usize = 256;
 /// Messages of a batch within which a cursor can be put: as many as the ack sets of clients have bits. A batch says itself how many it has.
 const WITHIN_MAX: u32 = 64 * 1024;
-/// Entries looked at in one turn by a search.
-const PROBES_MAX: usize = 64;
 const CORRUPT: &str = "the stored entry cannot be read; the broker's own log says which";
 
 /// A question that is under way.
@@ -28,14 +27,8 @@ pub(super) enum Reading {
     LastMessageId,
     /// One entry.
     Entry(Position),
-    /// The first entry published at `time` or later: a binary search over the ranks of the topic's entries.
-    Find {
-        time: u64,
-        then: Then,
-        first: Option<Position>,
-        low: u64,
-        high: u64,
-    },
+    /// The first entry of a time.
+    Find { search: TimeSearch, then: Then },
     /// Moves a cursor to a message, whose batch size has to be known.
     Reset {
         subscription: String,
@@ -67,8 +60,6 @@ enum Step {
         ack_set: Vec<i64>,
     },
     Waits,
-    /// It goes on in the next turn.
-    Yields,
 }
 
 impl Topics {
@@ -131,14 +122,8 @@ impl Topics {
         let Some(topic) = self.topics.get(slot as usize) else {
             return reply(cx, asker, Answer::NoTopic);
         };
-        let reading = Reading::Find {
-            time,
-            then,
-            first: topic.state.ledgers.first(),
-            low: 0,
-            high: topic.visible_entries(),
-        };
-        self.inquire(cx, asker, slot, reading);
+        let search = TimeSearch::new(topic, time);
+        self.inquire(cx, asker, slot, Reading::Find { search, then });
     }
 
     /// The n-th visible entry from one end, from 1.
@@ -179,18 +164,13 @@ impl Topics {
                     let asker = inquiry.asker;
                     self.reset_by_admin(cx, asker, slot, &subscription, to, &ack_set, now);
                 }
-                step @ (Step::Waits | Step::Yields) => {
+                Step::Waits => {
                     let Some(topic) = self.topics.get_mut(slot as usize) else {
                         return;
                     };
                     topic.inquiries.push(inquiry);
-                    match step {
-                        Step::Yields => topic.mark_dirty(&mut self.dirty),
-                        _ => {
-                            if let Some(seat) = self.lanes.get_mut(topic.lane) {
-                                seat.readers.insert(slot);
-                            }
-                        }
+                    if let Some(seat) = self.lanes.get_mut(topic.lane) {
+                        seat.readers.insert(slot);
                     }
                 }
             }
@@ -271,48 +251,9 @@ impl Topics {
                     ack_set,
                 }
             }
-            Reading::Find {
-                time,
-                then,
-                first,
-                low,
-                high,
-            } => {
-                if topic.state.ledgers.first() != *first {
-                    // Ledgers went meanwhile: ranks count from another entry now.
-                    (*first, *low, *high) =
-                        (topic.state.ledgers.first(), 0, topic.visible_entries());
-                }
-                let mut probes = 0;
-                while low < high {
-                    probes += 1;
-                    if probes > PROBES_MAX {
-                        return Step::Yields;
-                    }
-                    let middle = *low + (*high - *low) / 2;
-                    let Some(position) = topic.position_at(middle) else {
-                        *high = middle;
-                        continue;
-                    };
-                    let published = match topic.read(seat, position) {
-                        Read::Entry(data) => Entry::parse(&data)
-                            .ok()
-                            .and_then(|entry| entry.metadata_view())
-                            .map(|view| view.publish_time),
-                        Read::Miss => return Step::Waits,
-                        Read::Gone | Read::Corrupt => None,
-                    };
-                    if published.is_some_and(|published| published >= *time) {
-                        *high = middle;
-                    } else {
-                        *low = middle + 1;
-                    }
-                }
-                let to = match topic.position_at(*low) {
-                    Some(position) if position <= topic.confirmed => {
-                        topic.state.ledgers.prev(position)
-                    }
-                    _ => topic.confirmed,
+            Reading::Find { search, then } => {
+                let Some(to) = search.poll(topic, seat) else {
+                    return Step::Waits;
                 };
                 let then = std::mem::replace(then, Then::Id);
                 Step::Move { to, then }

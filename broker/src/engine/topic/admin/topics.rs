@@ -345,14 +345,7 @@ impl super::super::Topic {
             .map(|(_, sub)| sub.own.mark_delete());
         let slowest = readers.fold(self.state.slowest(), Ord::min).min(confirmed);
         if let Some(through_ledger) = self.state.ledgers.trimmable(slowest) {
-            seat.append(&Record::Trimmed {
-                topic: self.state.id,
-                through_ledger,
-            });
-            self.state.trim(through_ledger);
-            for (_, sub) in self.subs.iter_mut().filter(|(_, sub)| sub.cursor.is_none()) {
-                sub.own.trimmed(&self.state.ledgers);
-            }
+            self.drop_ledgers(seat, through_ledger);
         }
     }
 }
