@@ -3,6 +3,7 @@
 use super::answer::{self, Refusal};
 use super::params::Params;
 use super::target::{self, Target};
+use super::topics::exists;
 use super::{Answer, Shared};
 use crate::engine::admin::{Answer as Reply, Ask};
 use crate::engine::metadata::{Metadata, PARTITIONED, PartitionedTopic};
@@ -217,10 +218,6 @@ fn check_count(count: u32) -> Result<(), Refusal> {
             "Number of partitions should be less than or equal to {PARTITIONS_MAX}"
         )),
     }
-}
-
-fn exists() -> Refusal {
-    answer::reason(StatusCode::CONFLICT, "This topic already exists").into()
 }
 
 async fn create(

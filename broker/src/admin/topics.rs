@@ -56,7 +56,7 @@ async fn list_partitioned(State(shared): State<Shared>, place: Place) -> Answer 
     Ok(answer::value(&Value::from(names.await?)))
 }
 
-fn exists() -> Refusal {
+pub(super) fn exists() -> Refusal {
     answer::reason(StatusCode::CONFLICT, "This topic already exists").into()
 }
 

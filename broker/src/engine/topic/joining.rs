@@ -2,7 +2,7 @@
 
 use super::dispatcher::Dispatcher;
 use super::lanes::LaneSeat;
-use super::openings::{ConsumerSeat, MAX_WAITING, ProbeFor, Seat};
+use super::openings::{ConsumerSeat, MAX_WAITING, ProbeFor, Refusal, Seat};
 use super::roster::Consumer;
 use super::sticky::Refused;
 use super::subscription::{ORPHAN_MS, Subscription, create_durable, mark_delete};
@@ -21,20 +21,8 @@ impl Topics {
         open: Box<OpenConsumer>,
         now: Now,
     ) {
-        match self.try_open(cx, client, open, now) {
-            Ok(()) => {}
-            Err((request_id, error, message)) => {
-                self.drop_seat(cx, client, now);
-                cx.post(
-                    client.session.core,
-                    Message::ConsumerRefused {
-                        client,
-                        request_id,
-                        error,
-                        message,
-                    },
-                );
-            }
+        if let Err(refusal) = self.try_open(cx, client, open, now) {
+            self.refuse_consumer(cx, client, refusal, now);
         }
     }
 
@@ -44,7 +32,7 @@ impl Topics {
         client: ClientRef,
         open: Box<OpenConsumer>,
         now: Now,
-    ) -> Result<(), (u64, ServerError, String)> {
+    ) -> Result<(), Refusal> {
         let request_id = open.request_id;
         let refuse = move |error, message: String| Err((request_id, error, message));
         if open.sub_type == SubType::KeyShared && !cx.settings.subscription_key_shared_enable {

@@ -61,6 +61,9 @@ fn weight(message: &Message) -> usize {
     }
 }
 
+/// Why an opening is refused: the request to answer, the error, the text.
+pub(super) type Refusal = (u64, ServerError, String);
+
 /// What a liveness probe decides about.
 pub(super) enum ProbeFor {
     /// The producer, and why it is refused if the holder is alive.
@@ -220,26 +223,48 @@ impl Topics {
             ProbeFor::Producer(open, _) if !alive => self.open_producer(cx, client, open, now),
             ProbeFor::Consumer(open, ..) if !alive => self.open_consumer(cx, client, open, now),
             ProbeFor::Producer(open, (error, message)) => {
-                self.drop_seat(cx, client, now);
-                let refused = Message::ProducerRefused {
-                    client,
-                    request_id: open.request_id,
-                    error,
-                    message,
-                };
-                cx.post(client.session.core, refused);
+                self.refuse_producer(cx, client, (open.request_id, error, message), now);
             }
             ProbeFor::Consumer(open, error, message) => {
-                self.drop_seat(cx, client, now);
-                let refused = Message::ConsumerRefused {
-                    client,
-                    request_id: open.request_id,
-                    error,
-                    message,
-                };
-                cx.post(client.session.core, refused);
+                self.refuse_consumer(cx, client, (open.request_id, error, message), now);
             }
         }
+    }
+
+    /// Tells a client that its PRODUCER was refused: request, error, text.
+    pub(super) fn refuse_producer(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        (request_id, error, message): Refusal,
+        now: Now,
+    ) {
+        self.drop_seat(cx, client, now);
+        let refused = Message::ProducerRefused {
+            client,
+            request_id,
+            error,
+            message,
+        };
+        cx.post(client.session.core, refused);
+    }
+
+    /// The same for SUBSCRIBE.
+    pub(super) fn refuse_consumer(
+        &mut self,
+        cx: &mut Context,
+        client: ClientRef,
+        (request_id, error, message): Refusal,
+        now: Now,
+    ) {
+        self.drop_seat(cx, client, now);
+        let refused = Message::ConsumerRefused {
+            client,
+            request_id,
+            error,
+            message,
+        };
+        cx.post(client.session.core, refused);
     }
 
     /// Forgets a client that was refused. SENDs that followed its PRODUCER meet nobody, as the protocol has it; questions get their answers.

@@ -5,6 +5,7 @@ use vela_proto::ServerError;
 use super::access::Verdict;
 use super::limits::host;
 use super::meter::{Meter, Traffic};
+use super::openings::Refusal;
 use super::{ProbeFor, Seat, Topic, Topics, subscription};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenProducer, OpenSchema};
@@ -34,9 +35,6 @@ pub(super) struct Producer {
     pub(super) open: Box<OpenProducer>,
 }
 
-/// The request, the error and its text.
-type Refusal = (u64, ServerError, String);
-
 impl Topics {
     pub(super) fn open_producer(
         &mut self,
@@ -45,15 +43,8 @@ impl Topics {
         open: Box<OpenProducer>,
         now: Now,
     ) {
-        if let Err((request_id, error, message)) = self.try_open_producer(cx, client, open, now) {
-            self.drop_seat(cx, client, now);
-            let refused = Message::ProducerRefused {
-                client,
-                request_id,
-                error,
-                message,
-            };
-            cx.post(client.session.core, refused);
+        if let Err(refusal) = self.try_open_producer(cx, client, open, now) {
+            self.refuse_producer(cx, client, refusal, now);
         }
     }
 

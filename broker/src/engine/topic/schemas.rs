@@ -144,24 +144,10 @@ impl Topics {
                 self.open_consumer(cx, client, open, now);
             }
             (Opening::Producer(open), Err((error, message))) => {
-                self.drop_seat(cx, client, now);
-                let refused = Message::ProducerRefused {
-                    client,
-                    request_id: open.request_id,
-                    error,
-                    message,
-                };
-                cx.post(client.session.core, refused);
+                self.refuse_producer(cx, client, (open.request_id, error, message), now);
             }
             (Opening::Consumer(open), Err((error, message))) => {
-                self.drop_seat(cx, client, now);
-                let refused = Message::ConsumerRefused {
-                    client,
-                    request_id: open.request_id,
-                    error,
-                    message,
-                };
-                cx.post(client.session.core, refused);
+                self.refuse_consumer(cx, client, (open.request_id, error, message), now);
             }
         }
     }
