@@ -9,11 +9,14 @@
 //!   memory that it holds, when it does not keep the pace at which it would be there in that time.
 //!
 //! Who waits is woken by what ends the wait (a change of the limiter's state, a release to the pool). Only the
-//! watch over standing frames looks at the clock.
+//! watch over standing frames (`watch`) looks at the clock.
 
-use super::conn::{Conn, State};
+mod watch;
+
+use self::watch::Watch;
+use super::conn::Conn;
 use super::core::Core;
-use super::port::{CoreEngine, CoreId, Held, Now, Output, ReadRule, Storage};
+use super::port::{CoreEngine, CoreId, Held, Now, ReadRule, Storage};
 use super::post::Post;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -31,13 +34,6 @@ const FIRST_PART: usize = 128 * 1024;
 /// Frames up to these sizes have pools of their own, so that they never stand behind larger ones; and the parts of
 /// the whole, in eighths, that these are. The largest frames have the rest.
 const CLASSES: [(usize, u64); 2] = [(128 * 1024, 1), (1088 * 1024, 3)];
-/// How long a frame whose memory others wait for may fall behind its pace, in milliseconds.
-const PATIENCE_MS: u64 = 2000;
-/// How often each connection is looked at for a frame that stands, or a peer that has left while it is not read, in milliseconds; in
-/// how many parts; and connections of a part, at the least.
-const WATCH_MS: u64 = 250;
-const WATCH_PARTS: usize = 10;
-const WATCH_LEAST: usize = 64;
 /// Waiting bytes up to which a connection that a rate holds is read on, so that what else it sends is found.
 const READ_AHEAD: usize = 64 * 1024;
 
@@ -190,21 +186,6 @@ pub(super) struct Memory {
     /// What this core's engine was last reported to hold.
     reported: Held,
     watch: Watch,
-}
-
-/// The pass over all connections that looks for those that stand still or are gone.
-#[derive(Debug, Default)]
-struct Watch {
-    /// When its next part is due, and when it began, in milliseconds.
-    due_ms: u64,
-    pass_ms: u64,
-    /// The first connection of that part.
-    next: usize,
-    /// Bytes of unfinished frames and of waiting output that this pass has seen so far.
-    seen: (u64, usize),
-    /// And those of the last.
-    unfinished: u64,
-    outbound: usize,
 }
 
 impl Memory {
@@ -538,138 +519,6 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         }
         true
     }
-
-    /// For the heartbeat: reports what the engine holds, ends frames that stand still, and connections that are gone. Looks at
-    /// a part of the connections each time, so that many of them hold nobody up.
-    pub(super) fn watch_memory(&mut self, now: Now) {
-        if now.ms < self.memory.watch.due_ms {
-            return;
-        }
-        let all = self.conns.capacity();
-        let from = self.memory.watch.next;
-        if from == 0 {
-            self.memory.watch.pass_ms = now.ms;
-            let mut held = self.engine.buffer_memory();
-            held.outbound = self.memory.watch.outbound;
-            self.memory.report(held);
-        }
-        let to = from + all.div_ceil(WATCH_PARTS).max(WATCH_LEAST);
-        self.watch_some(from..to.min(all), now);
-        let watch = &mut self.memory.watch;
-        if to < all {
-            watch.next = to;
-            watch.due_ms = now.ms + WATCH_MS / WATCH_PARTS as u64;
-        } else {
-            watch.next = 0;
-            watch.due_ms = watch.pass_ms + WATCH_MS;
-            (watch.unfinished, watch.outbound) = std::mem::take(&mut watch.seen);
-        }
-    }
-
-    fn watch_some(&mut self, keys: std::ops::Range<usize>, now: Now) {
-        let policy = self.memory.intake.limiter.state();
-        // Unfinished frames alone could keep the limiter from ever clearing.
-        let pressing = policy.throttled
-            && self
-                .memory
-                .watch
-                .unfinished
-                .saturating_mul(u64::from(self.memory.cores))
-                >= u64::try_from(policy.limit).unwrap_or(0) / 4;
-        let (mut stood, mut slow, mut held) = (Vec::new(), Vec::new(), Vec::new());
-        let mail_stuck = self.reads_held();
-        for key in keys {
-            let Some(conn) = self.conns.get_mut(key) else {
-                continue;
-            };
-            let Some(id) = conn.id.filter(|_| conn.state == State::Open) else {
-                continue;
-            };
-            let watch = &mut self.memory.watch;
-            watch.seen.0 += conn.decoder.retained() as u64;
-            watch.seen.1 += self.engine.output(id).map_or(0, |output| output.queued());
-            let stops = self.engine.read_rule(id) != ReadRule::Read;
-            let claim = conn.inbound.claim;
-            let waits = conn.inbound.listed || claim.is_some_and(|claim| !claim.granted);
-            if stops || waits || conn.inbound.held {
-                held.push(key);
-            } else {
-                conn.inbound.left = false;
-            }
-            if conn.decoder.is_between_frames() {
-                if conn.inbound.held {
-                    self.engine.excused(id, now);
-                }
-                continue;
-            }
-            if mail_stuck || waits || stops {
-                conn.excuse(now);
-                if conn.inbound.held {
-                    self.engine.excused(id, now);
-                }
-                continue;
-            }
-            if now.ms.saturating_sub(conn.inbound.moved_ms) >= self.memory.intake.frame_timeout_ms {
-                stood.push(key);
-                continue;
-            }
-            if now.ms.saturating_sub(conn.inbound.moved_ms) < 2 * WATCH_MS {
-                self.engine.excused(id, now);
-            }
-            let pool = claim.and_then(|claim| self.memory.pools.get(claim.pool));
-            let wanted = pressing || pool.is_some_and(|pool| pool.waiting() > 0);
-            if self.memory.is_too_slow(conn, wanted, now) {
-                slow.push(key);
-            }
-        }
-        self.drop_leavers(&held, now);
-        self.end_frames(&stood, &self.memory.intake.clone().stood, now, |intake| {
-            format!(
-                "its frame made no progress for frameTimeout ({} s)",
-                intake.frame_timeout_ms / 1000
-            )
-        });
-        self.end_frames(&slow, &self.memory.intake.clone().evicted, now, |_| {
-            "its unfinished frame came too slowly while others waited for its memory; if that is not an attack, raise \
-             maxMessagePublishBufferSizeInMB"
-                .to_owned()
-        });
-    }
-
-    fn end_frames(
-        &mut self,
-        keys: &[usize],
-        count: &AtomicU64,
-        now: Now,
-        why: impl Fn(&Intake) -> String,
-    ) {
-        let Some(conn) = keys.first().and_then(|key| self.conns.get(*key)) else {
-            return;
-        };
-        let peer = conn.stream.peer_addr().map(|peer| peer.to_string());
-        tracing::warn!(
-            core = self.number(),
-            connections = keys.len(),
-            peer = peer.as_deref().unwrap_or("unknown"),
-            "connection closed: {}",
-            why(&self.memory.intake)
-        );
-        count.fetch_add(keys.len() as u64, Ordering::Relaxed);
-        for key in keys {
-            if let Some(conn) = self.conns.get(*key) {
-                tracing::debug!(
-                    core = self.number(),
-                    peer = ?conn.stream.peer_addr(),
-                    inbound = ?conn.inbound,
-                    announced = conn.decoder.announced(),
-                    retained = conn.decoder.retained(),
-                    gate = ?conn.gate,
-                    "connection closed"
-                );
-            }
-            self.drop_conn(*key, now);
-        }
-    }
 }
 
 impl Memory {
@@ -681,25 +530,5 @@ impl Memory {
         } else {
             free / 2
         }
-    }
-
-    /// Whether a frame whose memory is wanted by others has fallen behind the pace at which what it holds would be
-    /// full within `frameTimeout`.
-    fn is_too_slow(&self, conn: &mut Conn, wanted: bool, now: Now) -> bool {
-        let inbound = &mut conn.inbound;
-        if !wanted {
-            inbound.pace = None;
-            return false;
-        }
-        let (since, from) = *inbound.pace.get_or_insert((now.ms, inbound.arrived));
-        if now.ms.saturating_sub(since) < PATIENCE_MS {
-            return false;
-        }
-        let claimed = inbound.claim.map(|claim| claim.bytes);
-        let holds = claimed.unwrap_or_else(|| conn.decoder.retained());
-        let due = (holds as u64 * PATIENCE_MS / self.intake.frame_timeout_ms.max(1)).max(1);
-        let came = inbound.arrived.saturating_sub(from) as u64;
-        inbound.pace = Some((now.ms, inbound.arrived));
-        came < due
     }
 }
