@@ -1,0 +1,1 @@
+//! The client without IO: bytes and time in, bytes and events out.

@@ -1,0 +1,14 @@
+//! A client of brokers that speak the Apache Pulsar binary protocol.
+//!
+//! Two things set it apart. A send is *admitted* before it is queued: it is charged its encoded payload and a fixed allowance
+//! against one limit of the client, on the caller's own task, and whoever finds no room waits there or is told so. And a consumer
+//! returns exactly the permits the broker charged for each command, whatever became of the messages in it.
+//!
+//! [`core`] is the whole client without any IO; everything beside it is a thin rim of tokio around it.
+
+pub mod core;
+mod error;
+mod id;
+
+pub use error::{Error, Result};
+pub use id::MessageId;
