@@ -3,7 +3,7 @@
 use super::clock::Clock;
 use super::cluster::{Cluster, Common};
 use super::disk::{Disk, LaneIo, MetaEnd, SharedMeta};
-use super::dynamic::{Dynamic, Targets, buffer_budget, publish_buffer};
+use super::dynamic::{Dynamic, Targets, buffer_budget, publish_buffer, read_cache};
 use super::error::StartError;
 use super::guests::Limits;
 use super::listen::{self, Door};
@@ -96,7 +96,8 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         port: ports.shared_port,
         core_ports: ports.core_ports.clone(),
     };
-    dynamic.follow(Box::new(Targets::new(Arc::clone(&intake.limiter))));
+    let targets = Targets::new(Arc::clone(&intake.limiter), cores, settings);
+    dynamic.follow(Box::new(targets));
     let wakes = wakes(&post);
     let (shared, ends) = SharedMeta::share(meta, Arc::clone(&dynamic), &wakes);
     let meta = Arc::downgrade(&shared);
@@ -350,8 +351,7 @@ fn open_lanes(
                 chunk_bytes: CHUNK_BYTES,
                 max_entry,
                 budget_bytes: mebibytes(settings.log_buffer_mb),
-                cache_bytes: mebibytes(settings.managed_ledger_cache_size_mb)
-                    / shards.max(1) as usize,
+                cache_bytes: to_usize(read_cache(settings)) / shards.max(1) as usize,
                 ..LaneConfig::default()
             },
         );
