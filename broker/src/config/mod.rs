@@ -10,7 +10,8 @@ mod value;
 
 pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
 pub use value::{
-    BufferSize, CacheSize, CorePorts, LogFormat, LogLevel, Switch, Sync, TopicType, Value,
+    BufferSize, CacheSize, CorePorts, InactiveTopicMode, LogFormat, LogLevel, Switch, Sync,
+    TopicType, Value,
 };
 
 use vela_limiter::Mode;
@@ -214,7 +215,7 @@ settings! {
     max_concurrent_non_persistent_message_per_connection: u64 = 1000,
     "maxConcurrentNonPersistentMessagePerConnection" in 0..=10000000 as "messages", dynamic;
 
-    /// Delete topics that nobody uses. In this version: non-persistent ones, when they have neither producers nor subscriptions.
+    /// Delete topics that nobody uses, unless a policy of their own or of their namespace says otherwise.
     broker_delete_inactive_topics_enabled: bool = true,
     "brokerDeleteInactiveTopicsEnabled", dynamic;
 
@@ -225,6 +226,10 @@ settings! {
     /// How long a topic must have been unused to be deleted. 0: brokerDeleteInactiveTopicsFrequencySeconds.
     broker_delete_inactive_topics_max_inactive_duration_seconds: u64 = 0,
     "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds" in 0..=31536000 as "seconds", dynamic;
+
+    /// Which topics nobody uses, of those without producers and consumers.
+    broker_delete_inactive_topics_mode: InactiveTopicMode = InactiveTopicMode::NoSubscriptions,
+    "brokerDeleteInactiveTopicsMode", dynamic;
 
     /// Create a topic when a client first names it.
     allow_auto_topic_creation: bool = true,

@@ -135,6 +135,16 @@ choices! {
 }
 
 choices! {
+    /// Which topics that nobody uses are deleted.
+    InactiveTopicMode {
+        /// Those without subscriptions.
+        NoSubscriptions = "delete_when_no_subscriptions",
+        /// Those whose subscriptions have no backlog.
+        CaughtUp = "delete_when_subscriptions_caught_up",
+    }
+}
+
+choices! {
     /// When written means durable.
     Sync {
         /// Acknowledge only what is on stable storage.

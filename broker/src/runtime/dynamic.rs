@@ -6,7 +6,9 @@
 use super::capacity;
 use super::memory::small_limit;
 use crate::admin::Configuration;
-use crate::config::{self, BufferSize, CacheSize, Settings, Switch, TopicType, definition};
+use crate::config::{
+    self, BufferSize, CacheSize, InactiveTopicMode, Settings, Switch, TopicType, definition,
+};
 use crate::engine::{self, AutoTopicType};
 use crate::logging;
 use std::collections::BTreeMap;
@@ -240,6 +242,8 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         broker_delete_inactive_topics_max_inactive_duration_ms: settings
             .broker_delete_inactive_topics_max_inactive_duration_seconds
             .saturating_mul(1000),
+        broker_delete_inactive_topics_when_caught_up: settings.broker_delete_inactive_topics_mode
+            == InactiveTopicMode::CaughtUp,
         allow_auto_topic_creation: settings.allow_auto_topic_creation,
         allow_auto_topic_creation_type: match settings.allow_auto_topic_creation_type {
             TopicType::NonPartitioned => AutoTopicType::NonPartitioned,
