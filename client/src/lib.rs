@@ -9,6 +9,11 @@
 pub mod core;
 mod error;
 mod id;
+pub mod message;
+pub mod schema;
 
 pub use error::{Error, Result};
-pub use id::MessageId;
+pub use id::{InitialPosition, MessageId, StartPosition};
+pub use message::{AsMessageId, Message, MessageKey, Outgoing, OutgoingMessage, ReceivedMessage};
+pub use schema::{Schema, SchemaInfo};
+pub use vela_limiter::{MemoryLimit, Reservation};
