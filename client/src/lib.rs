@@ -6,6 +6,7 @@
 //!
 //! [`core`] is the whole client without any IO; everything beside it is a thin rim of tokio around it.
 
+pub mod admission;
 pub mod core;
 mod error;
 mod id;

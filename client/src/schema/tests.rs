@@ -104,8 +104,7 @@ mod records {
 
     /// As the official Python client derives it from a `Record` with these fields.
     const OF_PYTHON: &str = r#"{"name":"Order","type":"record","fields":[{"name":"id","type":["null","int"]},{"name":"item","type":["null","string"]}]}"#;
-    const OLDER: &str =
-        r#"{"name":"Order","type":"record","fields":[{"name":"id","type":["null","int"]}]}"#;
+    const OLDER: &str = r#"{"name":"Order","type":"record","fields":[{"name":"item","type":["null","string"]},{"name":"id","type":["null","int"]}]}"#;
     const NEWER: &str = r#"{"name":"Order","type":"record","fields":[{"name":"id","type":["null","int"]},{"name":"item","type":["null","string"],"default":null}]}"#;
 
     #[test]
