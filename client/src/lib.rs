@@ -11,10 +11,14 @@ pub mod core;
 mod error;
 mod id;
 pub mod message;
+pub mod routing;
 pub mod schema;
+pub mod topic;
 
 pub use error::{Error, Result};
 pub use id::{InitialPosition, MessageId, StartPosition};
 pub use message::{AsMessageId, Message, MessageKey, Outgoing, OutgoingMessage, ReceivedMessage};
+pub use routing::{HashingScheme, MessageRouter, RoutingMode};
 pub use schema::{Schema, SchemaInfo};
+pub use topic::TopicName;
 pub use vela_limiter::{MemoryLimit, Reservation};

@@ -91,9 +91,9 @@ impl OutgoingMessage {
         }
     }
 
-    /// What routing and key-based batching go by: the ordering key, else the key.
+    /// What key-based batching goes by: the ordering key, else the key. (Partitions go by the key alone.)
     #[must_use]
-    pub fn routing_key(&self) -> Option<Bytes> {
+    pub fn batching_key(&self) -> Option<Bytes> {
         self.ordering_key
             .clone()
             .or_else(|| self.key.as_ref().map(MessageKey::to_bytes))
@@ -534,7 +534,7 @@ mod tests {
             .unwrap();
         assert_eq!(message.payload, "v");
         assert_eq!(message.key, Some(MessageKey::text("k")));
-        assert_eq!(message.routing_key().unwrap(), "o");
+        assert_eq!(message.batching_key().unwrap(), "o");
         assert_eq!(message.properties.len(), 2);
         assert_eq!(
             (message.event_time, message.deliver_at, message.sequence_id),
