@@ -13,7 +13,7 @@ mod connection;
 mod event;
 mod lookup;
 mod machine;
-pub mod producer;
+mod producer;
 mod requests;
 
 pub use backoff::{Backoff, BackoffConfig};
@@ -21,8 +21,7 @@ pub use config::{AuthData, MachineConfig, ProducerConfig, check_service_url};
 pub use connection::{MAX_UNSENT, PROTOCOL_VERSION, Wire};
 pub use event::{Answer, Event, Receipt, SendsDone, TopicsChanged};
 pub use machine::Machine;
-pub use producer::message::OutgoingMessage;
-pub use producer::{AccessMode, Batching};
+pub use producer::{AccessMode, Batching, Refused};
 
 /// A point in time, in nanoseconds since whatever the caller counts from; it never goes back.
 pub type Nanos = u64;

@@ -6,14 +6,13 @@ use vela_proto::{BaseCommand, CommandCloseProducer, CommandProducer, CommandProd
 use super::super::connection::base;
 use super::super::event::Event;
 use super::super::lookup::{Owner, Place, Way};
-use super::super::producer::message::key_values;
+use super::super::producer::fields::key_values;
 use super::super::producer::{Producer, Refused, Verdict};
 use super::super::requests::Request;
-use super::super::{
-    AccessMode, ConnKey, MILLIS, Nanos, OutgoingMessage, ProducerConfig, ProducerKey, Ticket,
-};
+use super::super::{AccessMode, ConnKey, MILLIS, Nanos, ProducerConfig, ProducerKey, Ticket};
 use super::{Machine, Timer, arm};
 use crate::error::{Error, Result};
+use crate::message::OutgoingMessage;
 
 pub(super) struct ProducerSlot<S> {
     pub(super) way: Way,

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
-use super::message::OutgoingMessage;
-use super::{Batching, Nanos, Ticket};
+use super::{Batching, Nanos, Ticket, fields};
+use crate::message::OutgoingMessage;
 
 /// A message and what came with it.
 pub(crate) struct Queued<S> {
@@ -43,7 +43,7 @@ impl<S: Ticket> Batches<S> {
 
     /// Whether the message goes into a batch at all.
     pub(crate) fn takes(&self, message: &OutgoingMessage) -> bool {
-        self.limits.is_some() && message.can_be_batched()
+        self.limits.is_some() && fields::can_be_batched(message)
     }
 
     /// Whether it goes with what is open.
@@ -52,7 +52,7 @@ impl<S: Ticket> Batches<S> {
             return false;
         };
         self.messages == 0
-            || (self.bytes + message.batch_len() <= limits.max_bytes && {
+            || (self.bytes + fields::batch_len(message) <= limits.max_bytes && {
                 let first = self.open.front().and_then(|batch| batch.first());
                 first.is_some_and(|q| q.message.schema_version == message.schema_version)
             })
@@ -63,10 +63,10 @@ impl<S: Ticket> Batches<S> {
             self.since = queued.at;
         }
         self.messages += 1;
-        self.bytes += queued.message.batch_len();
+        self.bytes += fields::batch_len(&queued.message);
         let by_key = self.limits.is_some_and(|limits| limits.by_key);
         let at = if by_key {
-            let key = key_of(&queued.message);
+            let key = queued.message.batching_key().unwrap_or_default();
             *self.keys.entry(key).or_insert(self.open.len())
         } else {
             0
@@ -123,14 +123,5 @@ pub(crate) fn sweep<S: Ticket>(messages: &mut Vec<Queued<S>>, gone: &mut Vec<S>)
                 .extract_if(.., |queued| queued.ticket.abandoned())
                 .map(|queued| queued.ticket),
         );
-    }
-}
-
-/// What Key_Shared subscriptions go by.
-fn key_of(message: &OutgoingMessage) -> Bytes {
-    match (&message.ordering_key, &message.key) {
-        (Some(key), _) => key.clone(),
-        (None, Some(key)) => Bytes::copy_from_slice(key.as_bytes()),
-        (None, None) => Bytes::new(),
     }
 }

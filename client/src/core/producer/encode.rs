@@ -6,7 +6,7 @@ use vela_proto::base_command::Type;
 use vela_proto::{BaseCommand, CommandSend, CompressionType, MessageMetadata};
 
 use super::super::{Nanos, ProducerKey};
-use super::Queued;
+use super::{Queued, fields};
 use crate::error::Error;
 
 /// Bytes that a chunk's metadata may grow by over that of the whole message, beside its uuid.
@@ -85,32 +85,22 @@ fn batch<S>(
     wall: impl Fn(Nanos) -> u64,
 ) -> Result<Encoded<S>, (Vec<S>, Error)> {
     let count = messages.len();
-    let mut metadata = MessageMetadata::default();
-    let len = messages.iter().map(|q| q.message.batch_len()).sum();
+    let first = messages.first();
+    let mut metadata =
+        first.map_or_else(MessageMetadata::default, |q| fields::of_batch(&q.message));
+    let len = messages.iter().map(|q| fields::batch_len(&q.message)).sum();
     let mut writer = BatchWriter::with_capacity(count, usize::MAX, len);
     let mut sends = Vec::with_capacity(count);
     let mut highest = 0;
     for (index, queued) in messages.into_iter().enumerate() {
-        let Queued {
-            mut message,
-            ticket,
-            at,
-        } = queued;
-        sends.push(ticket);
-        let sequence = take_sequence(next_sequence, message.sequence_id);
+        sends.push(queued.ticket);
+        let sequence = take_sequence(next_sequence, queued.message.sequence_id);
         if index == 0 {
             metadata.sequence_id = sequence;
-            metadata.publish_time = wall(at);
-            metadata.partition_key = message.key.clone();
-            metadata.partition_key_b64_encoded = message
-                .key
-                .as_ref()
-                .and(message.key_is_base64.then_some(true));
-            metadata.ordering_key = message.ordering_key.clone();
-            metadata.schema_version = message.schema_version.take();
+            metadata.publish_time = wall(queued.at);
         }
         highest = sequence;
-        let (single, payload) = message.into_single(sequence);
+        let (single, payload) = fields::single(queued.message, sequence);
         // There is no limit of the writer to meet but that of 32 bits, and payloads are far below.
         if writer.push(single, &payload).is_err() {
             let (size, limit) = (payload.len(), how.max_message_size);
@@ -134,16 +124,11 @@ fn single<S>(
     queued: Queued<S>,
     wall: impl Fn(Nanos) -> u64,
 ) -> Result<Vec<Encoded<S>>, (Vec<S>, Error)> {
-    let Queued {
-        message,
-        ticket,
-        at,
-    } = queued;
-    let sequence = take_sequence(next_sequence, message.sequence_id);
-    let (mut metadata, payload) = message.into_metadata();
+    let sequence = take_sequence(next_sequence, queued.message.sequence_id);
+    let (mut metadata, payload) = fields::alone(queued.message);
     metadata.sequence_id = sequence;
-    metadata.publish_time = wall(at);
-    let sends = vec![ticket];
+    metadata.publish_time = wall(queued.at);
+    let sends = vec![queued.ticket];
     let payload = match complete(how, &mut metadata, payload) {
         Ok(payload) => payload,
         Err(error) => return Err((sends, error)),

@@ -7,7 +7,7 @@
 
 pub(crate) mod batch;
 mod encode;
-pub mod message;
+pub(crate) mod fields;
 #[cfg(test)]
 mod tests;
 
@@ -22,10 +22,10 @@ use super::connection::Output;
 use super::event::{Receipt, SendsDone};
 use super::{MILLIS, Nanos, ProducerKey, Ticket};
 use crate::error::{Error, Result};
+use crate::message::OutgoingMessage;
 use batch::Batches;
 pub(crate) use batch::Queued;
 use encode::Encoded;
-use message::OutgoingMessage;
 
 /// Whether others may produce to the topic at the same time (PIP-68).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
