@@ -1,1 +1,3 @@
 //! The client without IO: bytes and time in, bytes and events out.
+
+pub mod consumer;
