@@ -24,14 +24,6 @@ const MAX_FRAME: usize = 256 * 1024 * 1024;
 /// From here on, in bytes, a payload is passed on as it is; below it is cheaper to copy than to write as a piece of its own.
 const COPY_BELOW: usize = 4 * 1024;
 
-/// What a consumer says to its broker.
-pub trait Wire {
-    /// A request id whose answer will be brought back.
-    fn request_id(&mut self) -> u64;
-    /// Sends a command.
-    fn command(&mut self, command: BaseCommand);
-}
-
 /// What a connection has to write.
 #[derive(Debug, Default)]
 pub(crate) struct Output {

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use vela_proto as proto;
 
-use super::{CallKey, ConnKey, ProducerKey, WatchKey};
+use super::consumer::ConsumerEvent;
+use super::{CallKey, ConnKey, ConsumerKey, ProducerKey, WatchKey};
 use crate::error::{Error, Result};
 use crate::id::MessageId;
 
@@ -69,6 +70,20 @@ pub enum Event<S> {
         producer: ProducerKey,
         /// What `flush` answered.
         flush: u64,
+    },
+    /// Something happened to a consumer. It is forgotten after [`ConsumerEvent::Closed`].
+    Consumer {
+        /// The consumer.
+        consumer: ConsumerKey,
+        /// What happened.
+        event: ConsumerEvent,
+    },
+    /// A consumer could not be opened, or has come to an end by itself. The machine has forgotten it, and its unanswered calls with it.
+    ConsumerFailed {
+        /// The consumer.
+        consumer: ConsumerKey,
+        /// Why.
+        error: Error,
     },
     /// The answer to a question.
     Answer {

@@ -1,6 +1,7 @@
 //! The state machine of the whole client.
 
 mod calls;
+mod consumers;
 mod incoming;
 mod producers;
 #[cfg(test)]
@@ -20,10 +21,13 @@ use super::event::Event;
 use super::lookup::{Owner, Way};
 use super::requests::{Request, Requests};
 use super::{
-    AuthData, CallKey, ConnKey, MILLIS, MachineConfig, Nanos, ProducerKey, Ticket, WatchKey,
+    AuthData, CallKey, ConnKey, ConsumerKey, MILLIS, MachineConfig, Nanos, ProducerKey, Ticket,
+    WatchKey,
 };
 use crate::error::{Error, Result};
 use calls::{Call, Watch};
+use consumers::ConsumerSlot;
+pub use consumers::ConsumerWire;
 use producers::ProducerSlot;
 
 /// Whose timer it is.
@@ -32,6 +36,7 @@ enum Timer {
     Conn(ConnKey),
     Way(Owner),
     Producer(ProducerKey),
+    Consumer(ConsumerKey),
 }
 
 /// Timers that are set. Each owner remembers its earliest; those it has moved away from do nothing when they come.
@@ -50,6 +55,7 @@ pub struct Machine<S> {
     pool: FxHashMap<Address, ConnKey>,
     requests: Requests,
     producers: FxHashMap<ProducerKey, ProducerSlot<S>>,
+    consumers: FxHashMap<ConsumerKey, ConsumerSlot>,
     calls: FxHashMap<CallKey, Call>,
     watches: FxHashMap<WatchKey, Watch>,
     timers: Timers,
@@ -72,6 +78,7 @@ impl<S: Ticket> Machine<S> {
             pool: FxHashMap::default(),
             requests: Requests::new(config.operation_timeout),
             producers: FxHashMap::default(),
+            consumers: FxHashMap::default(),
             calls: FxHashMap::default(),
             watches: FxHashMap::default(),
             timers: BinaryHeap::new(),
@@ -162,14 +169,19 @@ impl<S: Ticket> Machine<S> {
                 Timer::Conn(conn) => self.conn_timeout(now, at, conn),
                 Timer::Way(owner) => self.way_timeout(now, at, owner),
                 Timer::Producer(producer) => self.producer_timeout(now, at, producer),
+                Timer::Consumer(consumer) => self.consumer_timeout(now, at, consumer),
             }
         }
-        while let Some((_, conn, request)) = self.requests.overdue(now) {
+        while let Some((id, conn, request)) = self.requests.overdue(now) {
             let error = Error::Timeout {
                 what: "an answer of the broker",
                 millis: self.config.operation_timeout / MILLIS,
             };
-            self.request_failed(now, conn, request, error, true);
+            if let Request::Consumer(consumer) = request {
+                self.consumer_answered(now, consumer, id, Err(error));
+            } else {
+                self.request_failed(now, conn, request, error, true);
+            }
         }
     }
 
@@ -235,6 +247,11 @@ impl<S: Ticket> Machine<S> {
         producers.sort_unstable();
         for producer in producers {
             self.fail_producer(producer, error.clone());
+        }
+        let mut consumers: Vec<_> = self.consumers.keys().copied().collect();
+        consumers.sort_unstable();
+        for consumer in consumers {
+            self.fail_consumer(consumer, error.clone());
         }
         let mut calls: Vec<_> = self.calls.keys().copied().collect();
         calls.sort_unstable();
@@ -337,7 +354,7 @@ impl<S: Ticket> Machine<S> {
             Owner::Producer(key) => self.producers.get_mut(&key).map(|slot| &mut slot.way),
             Owner::Call(key) => self.calls.get_mut(&key).map(|call| &mut call.way),
             Owner::Watch(key) => self.watches.get_mut(&key).map(|watch| &mut watch.way),
-            Owner::Consumer(_) => None,
+            Owner::Consumer(key) => self.consumers.get_mut(&key).map(|slot| &mut slot.way),
         }
     }
 }

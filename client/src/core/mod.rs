@@ -10,6 +10,7 @@
 mod backoff;
 mod config;
 mod connection;
+pub mod consumer;
 mod event;
 mod lookup;
 mod machine;
@@ -18,9 +19,9 @@ mod requests;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use config::{AuthData, MachineConfig, ProducerConfig, check_service_url};
-pub use connection::{MAX_UNSENT, PROTOCOL_VERSION, Wire};
+pub use connection::{MAX_UNSENT, PROTOCOL_VERSION};
 pub use event::{Answer, Event, Receipt, SendsDone, TopicsChanged};
-pub use machine::Machine;
+pub use machine::{ConsumerWire, Machine};
 pub use producer::{AccessMode, Batching, Refused};
 
 /// A point in time, in nanoseconds since whatever the caller counts from; it never goes back.

@@ -9,7 +9,7 @@ use super::super::connection::State;
 use super::super::event::Event;
 use super::super::lookup::Owner;
 use super::super::requests::Request;
-use super::super::{ConnKey, Nanos, ProducerKey, Ticket};
+use super::super::{ConnKey, ConsumerKey, Nanos, ProducerKey, Ticket};
 use super::Machine;
 use crate::error::{Error, Result};
 
@@ -30,6 +30,10 @@ impl<S: Ticket> Machine<S> {
         match kind {
             Type::SendReceipt => match command.send_receipt {
                 Some(receipt) => self.on_receipt(now, conn, receipt),
+                None => Ok(()),
+            },
+            Type::Message => match command.message {
+                Some(message) => self.on_message(now, conn, message, frame.rest_bytes()),
                 None => Ok(()),
             },
             Type::Ping => {
@@ -104,12 +108,47 @@ impl<S: Ticket> Machine<S> {
                 }
             }
             Type::Success => {
-                if let Some(success) = command.success {
-                    match self.requests.take(conn, success.request_id) {
+                if let Some(id) = command.success.as_ref().map(|success| success.request_id) {
+                    match self.requests.take(conn, id) {
+                        Some(Request::Consumer(key)) => {
+                            self.consumer_answered(now, key, id, Ok(command));
+                        }
                         Some(Request::CloseProducer(key)) => self.producer_closed(key),
                         Some(Request::ReopenProducer(key)) => self.reopen_closed(now, key),
                         _ => {}
                     }
+                }
+            }
+            Type::AckResponse => {
+                let id = command.ack_response.as_ref().and_then(|a| a.request_id);
+                self.on_consumer_answer(now, conn, id, command);
+            }
+            Type::GetLastMessageIdResponse => {
+                let answer = command.get_last_message_id_response.as_ref();
+                let id = answer.map(|answer| answer.request_id);
+                self.on_consumer_answer(now, conn, id, command);
+            }
+            Type::ActiveConsumerChange => {
+                let id = command.active_consumer_change.as_ref();
+                if let Some(id) = id.map(|change| change.consumer_id) {
+                    self.on_consumer_command(now, conn, id, &command);
+                }
+            }
+            Type::ReachedEndOfTopic => {
+                let id = command.reached_end_of_topic.as_ref();
+                if let Some(id) = id.map(|end| end.consumer_id) {
+                    self.on_consumer_command(now, conn, id, &command);
+                }
+            }
+            Type::CloseConsumer => {
+                if let Some(close) = command.close_consumer {
+                    let url = self.suiting(
+                        conn,
+                        close.assigned_broker_service_url,
+                        close.assigned_broker_service_url_tls,
+                    );
+                    let owner = Owner::Consumer(ConsumerKey(close.consumer_id));
+                    self.sent_away(now, conn, owner, url);
                 }
             }
             Type::Error => {
@@ -121,6 +160,9 @@ impl<S: Ticket> Machine<S> {
                     match self.requests.take(conn, error.request_id) {
                         Some(Request::Open(Owner::Producer(key))) => {
                             self.producer_refused(now, key, failure);
+                        }
+                        Some(Request::Consumer(key)) => {
+                            self.consumer_answered(now, key, error.request_id, Err(failure));
                         }
                         Some(request) => self.request_failed(now, conn, request, failure, false),
                         // Only the handshake can be meant.
@@ -157,7 +199,7 @@ impl<S: Ticket> Machine<S> {
                     let owner = if producer {
                         Owner::Producer(ProducerKey(id))
                     } else {
-                        Owner::Consumer(super::super::ConsumerKey(id))
+                        Owner::Consumer(ConsumerKey(id))
                     };
                     self.migrated(conn, owner, url);
                 }
@@ -165,6 +207,20 @@ impl<S: Ticket> Machine<S> {
             _ => self.on_answer(now, conn, kind, command),
         }
         Ok(())
+    }
+
+    fn on_consumer_answer(
+        &mut self,
+        now: Nanos,
+        conn: ConnKey,
+        id: Option<u64>,
+        command: BaseCommand,
+    ) {
+        if let Some(id) = id
+            && let Some(Request::Consumer(key)) = self.requests.take(conn, id)
+        {
+            self.consumer_answered(now, key, id, Ok(command));
+        }
     }
 
     fn on_connected(

@@ -5,6 +5,7 @@ use vela_proto::command_lookup_topic_response::LookupType;
 use vela_proto::{BaseCommand, CommandLookupTopic, CommandLookupTopicResponse};
 
 use super::super::connection::{Address, Connection, State, base};
+use super::super::consumer::Detached;
 use super::super::event::{Answer, Event};
 use super::super::lookup::{Owner, Place, Step, Way, is_retriable};
 use super::super::requests::Request;
@@ -47,7 +48,8 @@ impl<S: Ticket> Machine<S> {
                 .get(&key)
                 .map(|slot| slot.producer.config.topic.as_str()),
             Owner::Call(key) => self.calls.get(&key).and_then(|call| call.lookup_topic()),
-            Owner::Consumer(_) | Owner::Watch(_) => None,
+            Owner::Consumer(key) => self.consumers.get(&key).map(|slot| slot.consumer.topic()),
+            Owner::Watch(_) => None,
         }
     }
 
@@ -220,7 +222,7 @@ impl<S: Ticket> Machine<S> {
             Owner::Producer(producer) => self.fail_producer(producer, error),
             Owner::Call(call) => self.answer(call, Err(error)),
             Owner::Watch(watch) => self.fail_watch(watch, error),
-            Owner::Consumer(_) => {}
+            Owner::Consumer(consumer) => self.fail_consumer(consumer, error),
         }
     }
 
@@ -294,6 +296,12 @@ impl<S: Ticket> Machine<S> {
                 .map(|(&key, _)| Owner::Producer(key)),
         );
         owners.extend(
+            self.consumers
+                .iter()
+                .filter(|(_, slot)| on(&slot.way))
+                .map(|(&key, _)| Owner::Consumer(key)),
+        );
+        owners.extend(
             self.calls
                 .iter()
                 .filter(|(_, call)| on(&call.way))
@@ -307,6 +315,9 @@ impl<S: Ticket> Machine<S> {
         );
         owners.sort_unstable();
         for owner in owners {
+            if let Owner::Consumer(consumer) = owner {
+                self.consumer_detached(now, consumer, Detached::ConnectionLost);
+            }
             self.way_failed(now, owner, error.clone());
         }
     }
@@ -323,7 +334,7 @@ impl<S: Ticket> Machine<S> {
             Owner::Producer(producer) => self.say_producer(now, conn, producer),
             Owner::Call(call) => self.ask(now, conn, call),
             Owner::Watch(watch) => self.say_watch(now, conn, watch),
-            Owner::Consumer(_) => {}
+            Owner::Consumer(consumer) => self.say_subscribe(now, conn, consumer),
         }
     }
 
@@ -331,6 +342,7 @@ impl<S: Ticket> Machine<S> {
     fn detached(&mut self, owner: Owner) {
         match owner {
             Owner::Producer(producer) => self.producer_detached(producer),
+            // A consumer is told by whoever knows why.
             Owner::Consumer(_) | Owner::Call(_) | Owner::Watch(_) => {}
         }
     }
@@ -347,6 +359,10 @@ impl<S: Ticket> Machine<S> {
             return;
         };
         way.assigned = url;
+        if let Owner::Consumer(consumer) = owner {
+            self.consumer_detached(now, consumer, Detached::ClosedByBroker);
+        }
+        let Some(way) = self.way(owner) else { return };
         if way.assigned.is_some() {
             way.place = Place::Retry { at: now };
             self.detached(owner);
