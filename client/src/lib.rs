@@ -6,9 +6,23 @@
 //!
 //! [`core`] is the whole client without any IO; everything beside it is a thin rim of tokio around it.
 
+pub mod admission;
+pub mod auth;
 pub mod core;
 mod error;
 mod id;
+pub mod message;
+pub mod routing;
+pub mod schema;
+pub mod tls;
+pub mod topic;
 
+pub use auth::AuthProvider;
 pub use error::{Error, Result};
-pub use id::MessageId;
+pub use id::{InitialPosition, MessageId, StartPosition};
+pub use message::{AsMessageId, Message, MessageKey, Outgoing, OutgoingMessage, ReceivedMessage};
+pub use routing::{HashingScheme, MessageRouter, RoutingMode};
+pub use schema::{Schema, SchemaInfo};
+pub use tls::TlsOptions;
+pub use topic::TopicName;
+pub use vela_limiter::{MemoryLimit, Reservation};
