@@ -106,9 +106,7 @@ impl Consumer {
                 Request::LastMessageId | Request::HasMessage => {
                     commands::last_message_id(self.id, request_id)
                 }
-                Request::Unsubscribe { force } => {
-                    commands::unsubscribe(self.id, request_id, force)
-                }
+                Request::Unsubscribe { force } => commands::unsubscribe(self.id, request_id, force),
                 Request::Close => commands::close(self.id, request_id),
             });
             self.in_flight.insert(request_id, (call, request));
@@ -159,9 +157,9 @@ impl Consumer {
                 }
                 result.map(|_| ConsumerAnswer::Done)
             }
-            Request::LastMessageId => result.and_then(last_ids).map(|(last, mark_delete)| {
-                ConsumerAnswer::LastMessageId { last, mark_delete }
-            }),
+            Request::LastMessageId => result
+                .and_then(last_ids)
+                .map(|(last, mark_delete)| ConsumerAnswer::LastMessageId { last, mark_delete }),
             Request::HasMessage => result.and_then(last_ids).map(|(last, mark_delete)| {
                 let more = last.is_some_and(|last| {
                     !self.queue.is_empty() || self.position.is_behind(&last, mark_delete.as_ref())
@@ -245,7 +243,10 @@ fn last_ids(command: BaseCommand) -> Result<(Option<MessageId>, Option<MessageId
         ));
     };
     let last = Some(message_id(&answer.last_message_id)).filter(|id| (id.entry as i64) >= 0);
-    let mark_delete = answer.consumer_mark_delete_position.as_ref().map(message_id);
+    let mark_delete = answer
+        .consumer_mark_delete_position
+        .as_ref()
+        .map(message_id);
     Ok((last, mark_delete))
 }
 

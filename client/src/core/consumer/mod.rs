@@ -3,8 +3,8 @@
 //! It lives longer than its place at a broker: each SUBSCRIBE begins an *incarnation* with an empty receiver queue and an account of
 //! permits of its own. What outlives incarnations is what the application did: acknowledgements, what it took, where it sought to.
 
-mod ackset;
 mod acks;
+mod ackset;
 mod batches;
 mod calls;
 mod chunks;
@@ -270,8 +270,7 @@ impl Consumer {
                 Ok(_) => self.attached(now, wire),
                 Err(error) => {
                     self.state = State::Detached;
-                    self.events
-                        .push_back(ConsumerEvent::SubscribeFailed(error));
+                    self.events.push_back(ConsumerEvent::SubscribeFailed(error));
                 }
             }
             return true;
@@ -429,7 +428,9 @@ impl Consumer {
                 }),
             },
         };
-        let whole = cumulative.as_ref().is_some_and(|c| c.entry == entry && c.left.is_none());
+        let whole = cumulative
+            .as_ref()
+            .is_some_and(|c| c.entry == entry && c.left.is_none());
         self.batches.forget_before(entry, whole);
         self.chunked = self.chunked.split_off(&entry);
         if whole {

@@ -65,10 +65,6 @@ impl Position {
         self.taken = Some(id);
     }
 
-    pub(super) fn last_taken(&self) -> Option<MessageId> {
-        self.taken
-    }
-
     /// A seek: forgets what was taken.
     pub(super) fn seek(&mut self, target: SeekTarget) {
         self.start = target;
@@ -86,9 +82,7 @@ impl Position {
             return floor.whole && entry < at;
         }
         match (index, index_of(&floor.id)) {
-            (Some(index), Some(first)) => {
-                index < first || (index == first && !floor.inclusive)
-            }
+            (Some(index), Some(first)) => index < first || (index == first && !floor.inclusive),
             // The whole entry is named.
             _ => !floor.inclusive,
         }
@@ -128,12 +122,11 @@ impl Position {
                 let same = last.0 == id.0 && last.1 == id.1 && (id.2 < 0 || id.2 == last.2);
                 if same { self.inclusive } else { last > id }
             }
-            SeekTarget::Position(StartPosition::Latest) | SeekTarget::PublishTime(_) => {
-                mark_delete.is_some_and(|at| {
+            SeekTarget::Position(StartPosition::Latest) | SeekTarget::PublishTime(_) => mark_delete
+                .is_some_and(|at| {
                     let (last, at) = (order(last), order(at));
                     (last.0, last.1) > (at.0, at.1)
-                })
-            }
+                }),
         }
     }
 }

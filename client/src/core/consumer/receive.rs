@@ -87,8 +87,7 @@ impl Consumer {
             ledger: command.message_id.ledger_id,
             entry: command.message_id.entry_id,
         };
-        let ack_set =
-            (!command.ack_set.is_empty()).then(|| AckSet::from_words(&command.ack_set));
+        let ack_set = (!command.ack_set.is_empty()).then(|| AckSet::from_words(&command.ack_set));
         let parsed = Entry::parse(rest).ok();
         let trusted = parsed.as_ref().is_some_and(|e| e.verify_checksum().is_ok());
         let metadata = parsed.as_ref().and_then(|e| e.decode_metadata().ok());
@@ -201,7 +200,12 @@ impl Consumer {
             return Ok(payload);
         }
         let size = metadata.uncompressed_size() as usize;
-        match decompress(compression, &payload, size, self.config.max_uncompressed_size) {
+        match decompress(
+            compression,
+            &payload,
+            size,
+            self.config.max_uncompressed_size,
+        ) {
             Ok(payload) => Ok(payload.into()),
             Err(CompressError::TooLarge { .. }) => Err(ValidationError::UncompressedSizeCorruption),
             Err(_) => Err(ValidationError::DecompressionError),
@@ -218,7 +222,9 @@ impl Consumer {
     ) -> Option<(Bytes, Vec<EntryId>)> {
         let mut given_up = Vec::new();
         let (entry, metadata) = (delivery.entry, &delivery.metadata);
-        let chunk = self.chunks.add(now, entry, metadata, payload, &mut given_up);
+        let chunk = self
+            .chunks
+            .add(now, entry, metadata, payload, &mut given_up);
         self.abandon_chunks(now, given_up, wire);
         match chunk {
             Chunk::Whole(payload, entries) => return Some((payload, entries)),
@@ -230,9 +236,10 @@ impl Consumer {
             Chunk::Orphan { abandoned, dropped } => {
                 self.stats.skipped += 1;
                 let shared = self.config.subscription_type.is_shared();
-                let again = abandoned
-                    || (shared && delivery.redelivery_count < MAX_ORPHAN_DELIVERIES);
-                if again {
+                if abandoned && !shared {
+                    // Given up here: it stays unacknowledged, as its first chunks do.
+                } else if shared && (abandoned || delivery.redelivery_count < MAX_ORPHAN_DELIVERIES)
+                {
                     let due = now.saturating_add(self.config.nack_delay(0));
                     for entry in dropped.into_iter().chain([entry]) {
                         self.nacks.set_earlier(entry, due);
