@@ -65,10 +65,6 @@ impl Position {
         self.taken = Some(id);
     }
 
-    pub(super) fn last_taken(&self) -> Option<MessageId> {
-        self.taken
-    }
-
     /// A seek: forgets what was taken.
     pub(super) fn seek(&mut self, target: SeekTarget) {
         self.start = target;

@@ -39,7 +39,6 @@ struct Delivery {
 impl Delivery {
     fn id(&self, batch_index: i32, batch_size: i32) -> MessageId {
         MessageId {
-            first_chunk: None,
             ledger: self.entry.ledger,
             entry: self.entry.entry,
             batch_index,
@@ -237,9 +236,10 @@ impl Consumer {
             Chunk::Orphan { abandoned, dropped } => {
                 self.stats.skipped += 1;
                 let shared = self.config.subscription_type.is_shared();
-                let again =
-                    abandoned || (shared && delivery.redelivery_count < MAX_ORPHAN_DELIVERIES);
-                if again {
+                if abandoned && !shared {
+                    // Given up here: it stays unacknowledged, as its first chunks do.
+                } else if shared && (abandoned || delivery.redelivery_count < MAX_ORPHAN_DELIVERIES)
+                {
                     let due = now.saturating_add(self.config.nack_delay(0));
                     for entry in dropped.into_iter().chain([entry]) {
                         self.nacks.set_earlier(entry, due);

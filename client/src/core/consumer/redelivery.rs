@@ -110,7 +110,8 @@ impl Consumer {
                 self.acks.add(entry, None);
             }
             self.collect_acks(now, wire);
-        } else {
+        } else if self.config.subscription_type.is_shared() {
+            // Elsewhere everything would have to come again, and be given up again.
             let due = now.saturating_add(self.config.nack_delay(0));
             for entry in entries {
                 self.nacks.set_earlier(entry, due);
