@@ -14,6 +14,7 @@ mod measure;
 mod message;
 mod net;
 mod pending;
+mod proxy;
 mod publish;
 mod report;
 mod schedule;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Idle(args) => idle::run(args),
         Command::Start(args) => start::run(args),
         Command::Sink(args) => sink::run(args).map(|()| true),
+        Command::Proxy(args) => proxy::run(args).map(|()| true),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
