@@ -75,6 +75,8 @@ pub(crate) struct Link {
     /// SENDs without a receipt, per producer and in order; the swallowed ones are marked. Only kept where SENDs are dropped.
     /// As many as the client sends without waiting for receipts: its own window is the bound.
     unanswered: HashMap<u64, VecDeque<(u64, bool)>>,
+    /// Where the last message of each producer is: what a forged receipt has to lie behind.
+    positions: HashMap<u64, (u64, u64)>,
 }
 
 /// A MESSAGE that waits for the next one of its key. One at a time; if none comes, it stays, which is a loss.
@@ -100,9 +102,8 @@ impl Link {
             && faults.drops_sends()
             && let Some(receipt) = Receipt::parse(frame.command)
         {
-            let (ledger, entry) = receipt.position.unwrap_or_default();
             self.answered(&receipt);
-            self.forge(receipt.producer_id, (ledger, entry), out);
+            self.forge(receipt.producer_id, out);
         }
         None
     }
@@ -130,7 +131,7 @@ impl Link {
             return None;
         }
         // With nothing in front of it, its receipt is due at once.
-        self.forge(send.producer_id, (0, 0), back);
+        self.forge(send.producer_id, back);
         Some(format!(
             "dropped SEND {}: sequence id {} of producer {}, and forged its receipt",
             faults.sends, send.sequence_id, send.producer_id
@@ -197,6 +198,9 @@ impl Link {
 
     /// A real receipt has come: everything up to it is answered.
     fn answered(&mut self, receipt: &Receipt) {
+        if let Some(position) = receipt.position {
+            self.positions.insert(receipt.producer_id, position);
+        }
         if let Some(queue) = self.unanswered.get_mut(&receipt.producer_id) {
             while let Some(&(sequence, false)) = queue.front() {
                 queue.pop_front();
@@ -207,16 +211,16 @@ impl Link {
         }
     }
 
-    /// Writes receipts for the swallowed SENDs that are next to be answered. `after` is the position of the receipt before.
-    fn forge(&mut self, producer_id: u64, after: (u64, u64), out: &mut BytesMut) {
+    /// Writes receipts for the swallowed SENDs that are next to be answered, at the positions behind the last real one.
+    fn forge(&mut self, producer_id: u64, out: &mut BytesMut) {
         let Some(queue) = self.unanswered.get_mut(&producer_id) else {
             return;
         };
-        let (ledger, mut entry) = after;
+        let (ledger, entry) = self.positions.entry(producer_id).or_default();
         while let Some(&(sequence, true)) = queue.front() {
             queue.pop_front();
-            entry += 1;
-            encode::send_receipt(out, producer_id, sequence, u64::MAX, ledger, entry);
+            *entry += 1;
+            encode::send_receipt(out, producer_id, sequence, u64::MAX, *ledger, *entry);
         }
     }
 }
