@@ -17,6 +17,7 @@ mod pending;
 mod proxy;
 mod publish;
 mod report;
+mod report_page;
 mod schedule;
 mod sink;
 mod start;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Command::Idle(args) => idle::run(args),
         Command::Start(args) => start::run(args),
         Command::Sink(args) => sink::run(args).map(|()| true),
+        Command::Report(args) => report_page::run(args).map(|()| true),
         Command::Proxy(args) => proxy::run(args).map(|()| true),
     };
     match result {

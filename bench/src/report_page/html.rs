@@ -18,8 +18,14 @@ pub(crate) fn escape(text: &str) -> String {
 /// A number with its thousands apart by thin spaces that do not break.
 pub(crate) fn grouped(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$}");
-    let (sign, unsigned) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("\u{2212}", rest));
-    let (whole, fraction) = unsigned.split_once('.').map_or((unsigned, None), |(whole, fraction)| (whole, Some(fraction)));
+    let (sign, unsigned) = text
+        .strip_prefix('-')
+        .map_or(("", text.as_str()), |rest| ("\u{2212}", rest));
+    let (whole, fraction) = unsigned
+        .split_once('.')
+        .map_or((unsigned, None), |(whole, fraction)| {
+            (whole, Some(fraction))
+        });
     let mut out = String::from(sign);
     for (i, digit) in whole.chars().enumerate() {
         if i > 0 && (whole.len() - i).is_multiple_of(3) {
@@ -36,7 +42,10 @@ pub(crate) fn grouped(value: f64, digits: usize) -> String {
 
 /// A table with a caption; the first row and the first column are headers.
 pub(crate) fn table(caption: &str, rows: &[Vec<String>]) -> String {
-    let mut out = format!("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table><caption>{0}</caption>", escape(caption));
+    let mut out = format!(
+        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table><caption>{0}</caption>",
+        escape(caption)
+    );
     for (i, row) in rows.iter().enumerate() {
         out.push_str(if i == 0 { "<thead><tr>" } else { "<tr>" });
         for (j, cell) in row.iter().enumerate() {
@@ -46,7 +55,11 @@ pub(crate) fn table(caption: &str, rows: &[Vec<String>]) -> String {
                 _ => out.push_str(&format!("<td>{cell}</td>")),
             }
         }
-        out.push_str(if i == 0 { "</tr></thead><tbody>" } else { "</tr>" });
+        out.push_str(if i == 0 {
+            "</tr></thead><tbody>"
+        } else {
+            "</tr>"
+        });
     }
     out.push_str("</tbody></table></div>");
     out
@@ -58,7 +71,10 @@ mod tests {
 
     #[test]
     fn what_comes_from_files_stays_text() {
-        assert_eq!(escape("<a href=\"x\">&"), "&lt;a href=&quot;x&quot;&gt;&amp;");
+        assert_eq!(
+            escape("<a href=\"x\">&"),
+            "&lt;a href=&quot;x&quot;&gt;&amp;"
+        );
     }
 
     #[test]

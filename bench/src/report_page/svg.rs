@@ -241,7 +241,11 @@ impl Plot {
             return;
         };
         let light = if line.light { " light" } else { "" };
-        let _ = write!(out, "<path class=\"line s{}{light}\" d=\"{path}\"/>", line.style);
+        let _ = write!(
+            out,
+            "<path class=\"line s{}{light}\" d=\"{path}\"/>",
+            line.style
+        );
         for (x, y, name) in &line.marks {
             let (x, y) = self.at(*x, *y);
             let _ = write!(
@@ -279,8 +283,18 @@ mod tests {
     #[test]
     fn each_nine_takes_the_same_room() {
         let scale = Scale::Percentile(99.99);
-        for (percentile, place) in [(0.0, 0.0), (90.0, 0.25), (99.0, 0.5), (99.9, 0.75), (99.99, 1.0), (100.0, 1.0)] {
-            assert!((scale.place(percentile) - place).abs() < 1e-6, "{percentile}");
+        for (percentile, place) in [
+            (0.0, 0.0),
+            (90.0, 0.25),
+            (99.0, 0.5),
+            (99.9, 0.75),
+            (99.99, 1.0),
+            (100.0, 1.0),
+        ] {
+            assert!(
+                (scale.place(percentile) - place).abs() < 1e-6,
+                "{percentile}"
+            );
         }
         let names: Vec<_> = scale.ticks().into_iter().map(|(_, name)| name).collect();
         assert_eq!(names, ["0 %", "90 %", "99 %", "99.9 %", "99.99 %"]);
@@ -300,14 +314,32 @@ mod tests {
 
     #[test]
     fn linear_axes_end_at_round_numbers() {
-        assert_eq!(Scale::linear_over([19_800.0].into_iter()), Scale::Linear(0.0, 20_000.0));
-        assert_eq!(Scale::linear_over([0.97].into_iter()), Scale::Linear(0.0, 1.0));
-        assert_eq!(Scale::linear_over([0.0].into_iter()), Scale::Linear(0.0, 1.0));
+        assert_eq!(
+            Scale::linear_over([19_800.0].into_iter()),
+            Scale::Linear(0.0, 20_000.0)
+        );
+        assert_eq!(
+            Scale::linear_over([0.97].into_iter()),
+            Scale::Linear(0.0, 1.0)
+        );
+        assert_eq!(
+            Scale::linear_over([0.0].into_iter()),
+            Scale::Linear(0.0, 1.0)
+        );
     }
 
     #[test]
     fn numbers_are_short() {
-        let cases = [(0.0, "0"), (0.25, "0.25"), (1.0, "1"), (1234.0, "1234"), (20_000.0, "20k"), (1.5e6, "1.5M"), (0.01, "0.01"), (100.0, "100")];
+        let cases = [
+            (0.0, "0"),
+            (0.25, "0.25"),
+            (1.0, "1"),
+            (1234.0, "1234"),
+            (20_000.0, "20k"),
+            (1.5e6, "1.5M"),
+            (0.01, "0.01"),
+            (100.0, "100"),
+        ];
         for (value, text) in cases {
             assert_eq!(number(value), text);
         }
