@@ -32,3 +32,6 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     println!("{name}: {} KiB", page.len().div_ceil(1024));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

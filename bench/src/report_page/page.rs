@@ -42,10 +42,11 @@ pub(crate) fn page(report: &Report) -> String {
         body += "<p>There is no valid run to show.</p>";
     } else {
         body += "<section><h2>Figures</h2><p class=\"soft\">Median of the valid runs; below it the least and the most.</p>";
+        body += "<div class=\"tables\">";
         for rate in report.rates() {
             body += &figures(report, rate);
         }
-        body += "</section>";
+        body += "</div></section>";
         for (i, rate) in report.rates().into_iter().enumerate() {
             body += &latencies(report, rate, i);
         }

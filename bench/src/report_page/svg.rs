@@ -75,11 +75,28 @@ impl Scale {
                     .map(|value| (value, number(value)))
                     .collect()
             }
-            Self::Percentile(last) => [0.0, 90.0, 99.0, 99.9, 99.99, 99.999, 99.9999]
+            Self::Percentile(last) => [0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 99.9999]
                 .into_iter()
                 .filter(|tick| *tick <= last)
-                .map(|tick| (tick, format!("{tick} %")))
+                .map(|tick| (tick, tick.to_string()))
                 .collect(),
+        }
+    }
+}
+
+impl Scale {
+    /// Values between the ticks that get a faint line: 2, 3, 4 .. of a decade.
+    fn minor(self) -> Vec<f64> {
+        match self {
+            Self::Log(low, high) if high / low < 2e4 => {
+                let decades = (high / low).log10().round() as i32;
+                (0..decades)
+                    .flat_map(|decade| {
+                        (2..10).map(move |step| f64::from(step) * low * 10_f64.powi(decade))
+                    })
+                    .collect()
+            }
+            _ => Vec::new(),
         }
     }
 }
@@ -104,7 +121,7 @@ pub(crate) fn number(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
         size if size >= 1e9 => (value / 1e9, "G"),
         size if size >= 1e6 => (value / 1e6, "M"),
-        size if size >= 1e4 => (value / 1e3, "k"),
+        size if size >= 1e3 => (value / 1e3, "k"),
         _ => (value, ""),
     };
     let digits = match scaled.abs() {
@@ -203,6 +220,13 @@ impl Plot {
 
     fn axes(&self, out: &mut String) {
         let (right, bottom) = (WIDTH - RIGHT, self.height - BOTTOM);
+        for value in self.y.minor() {
+            let (_, y) = self.at(0.0, value);
+            let _ = write!(
+                out,
+                "<path class=\"grid minor\" d=\"M{LEFT} {y:.1}H{right}\"/>"
+            );
+        }
         for (value, name) in self.y.ticks() {
             let (_, y) = self.at(0.0, value);
             let _ = write!(
@@ -297,7 +321,7 @@ mod tests {
             );
         }
         let names: Vec<_> = scale.ticks().into_iter().map(|(_, name)| name).collect();
-        assert_eq!(names, ["0 %", "90 %", "99 %", "99.9 %", "99.99 %"]);
+        assert_eq!(names, ["0", "50", "90", "99", "99.9", "99.99"]);
     }
 
     #[test]
@@ -334,7 +358,8 @@ mod tests {
             (0.0, "0"),
             (0.25, "0.25"),
             (1.0, "1"),
-            (1234.0, "1234"),
+            (1234.0, "1.23k"),
+            (999.0, "999"),
             (20_000.0, "20k"),
             (1.5e6, "1.5M"),
             (0.01, "0.01"),
