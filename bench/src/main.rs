@@ -14,8 +14,10 @@ mod measure;
 mod message;
 mod net;
 mod pending;
+mod proxy;
 mod publish;
 mod report;
+mod report_page;
 mod schedule;
 mod sink;
 mod start;
@@ -40,6 +42,8 @@ fn main() -> ExitCode {
         Command::Idle(args) => idle::run(args),
         Command::Start(args) => start::run(args),
         Command::Sink(args) => sink::run(args).map(|()| true),
+        Command::Report(args) => report_page::run(args).map(|()| true),
+        Command::Proxy(args) => proxy::run(args).map(|()| true),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
