@@ -215,6 +215,7 @@ fn an_index_beyond_its_batch_is_refused() {
         batch_index: 3,
         partition: -1,
         batch_size: 0,
+        first_chunk: None,
     };
     bench.ack(&id, Some(1));
     assert_eq!(answers(&mut bench), [(1, false)]);

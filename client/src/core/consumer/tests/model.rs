@@ -553,6 +553,7 @@ impl World {
             batch_index: -1,
             partition: -1,
             batch_size: 0,
+            first_chunk: None,
         };
         let target = SeekTarget::Position(StartPosition::Id(id));
         self.next_call += 1;

@@ -265,6 +265,7 @@ fn a_reader_starts_within_a_batch_and_goes_on_behind_what_it_took() {
             batch_index: 3,
             partition: -1,
             batch_size: 10,
+            first_chunk: None,
         };
         let mut bench = Bench::new(|config| {
             config.subscription_type = SubscriptionType::Exclusive;

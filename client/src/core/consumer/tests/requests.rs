@@ -167,6 +167,7 @@ fn whether_something_is_left() {
             batch_index: -1,
             partition: -1,
             batch_size: 0,
+            first_chunk: None,
         };
         let mut bench = Bench::new(|c| {
             c.durable = false;
