@@ -252,7 +252,8 @@ fn start_with(
         tokio::net::TcpListener::from_std(listener)?
     };
     let (stop, stopped) = oneshot::channel();
-    let app = router(broker, limit);
+    let shared = shared(broker, limit);
+    let app = router(shared.clone());
     let thread = std::thread::Builder::new()
         .name("vela-http".to_owned())
         .spawn(move || {
@@ -261,6 +262,7 @@ fn start_with(
                 let _ = stopped.await;
             });
             runtime.block_on(async {
+                tokio::spawn(finish(shared));
                 if let Err(error) = serve.await {
                     tracing::error!("HTTP server ended: {error}");
                 }
@@ -281,9 +283,18 @@ impl Drop for Server {
     }
 }
 
-fn router(broker: Arc<dyn Broker>, limit: Duration) -> Router {
+/// Takes up what a stop of the broker has interrupted, until it is done.
+async fn finish(shared: Shared) {
+    /// How soon it is tried again.
+    const AGAIN: Duration = Duration::from_secs(1);
+    while !matches!(shared.finish_all().await, Ok(true)) {
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+fn shared(broker: Arc<dyn Broker>, limit: Duration) -> Shared {
     let cluster: Arc<str> = broker.configuration().settings.cluster_name.as_str().into();
-    let shared = Shared {
+    Shared {
         metrics: Arc::new(Metrics::new(&cluster)),
         cluster,
         broker,
@@ -291,7 +302,10 @@ fn router(broker: Arc<dyn Broker>, limit: Duration) -> Router {
         in_flight: Arc::new(Semaphore::new(cores::IN_FLIGHT)),
         payloads: Arc::new(Semaphore::new(messages::PAYLOADS)),
         limit,
-    };
+    }
+}
+
+fn router(shared: Shared) -> Router {
     let mut resources = Router::new()
         .route("/admin/v2/brokers/health", get(health))
         .route("/admin/v2/brokers/ready", get(ready))
@@ -309,6 +323,7 @@ fn router(broker: Arc<dyn Broker>, limit: Duration) -> Router {
         let base = format!("/admin/v2/{domain}/{{tenant}}/{{namespace}}");
         resources = resources
             .merge(topics::routes(&base))
+            .merge(policies::topic::routes(&base))
             .merge(partitioned::routes(&base))
             .merge(stats::routes(&base))
             .merge(subscriptions::routes(&base))

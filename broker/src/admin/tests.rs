@@ -188,6 +188,41 @@ impl Got {
 }
 
 impl Http {
+    /// Changes metadata from outside.
+    pub(super) fn put_metadata(&self, key: &str, value: &str) {
+        let request = MetaRequest::Put {
+            key: key.to_owned(),
+            value: Bytes::copy_from_slice(value.as_bytes()),
+            expected: None,
+        };
+        self.fake
+            .metadata(request, Box::new(|done| drop(done.unwrap())));
+    }
+
+    /// Another server on the same broker, as after a restart.
+    pub(super) fn again(&self) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let fake = Arc::clone(&self.fake);
+        let broker = Arc::clone(&fake) as Arc<dyn Broker>;
+        let server = start_with(listener, broker, cores::LIMIT).unwrap();
+        Self {
+            fake,
+            port,
+            _server: server,
+        }
+    }
+
+    /// Waits for a state.
+    pub(super) fn until(&self, reached: impl Fn() -> bool) {
+        let end = std::time::Instant::now() + Duration::from_secs(30);
+        while !reached() {
+            assert!(std::time::Instant::now() < end, "it never came");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     pub(super) fn new() -> Self {
         Self::with(cores::LIMIT)
     }

@@ -10,8 +10,8 @@ mod value;
 
 pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
 pub use value::{
-    BufferSize, CacheSize, CorePorts, InactiveTopicMode, LogFormat, LogLevel, Switch, Sync,
-    TopicType, Value,
+    BufferSize, CacheSize, CorePorts, InactiveTopicMode, LogFormat, LogLevel, SchemaStrategy,
+    Switch, Sync, TopicType, Value,
 };
 
 use vela_limiter::Mode;
@@ -330,6 +330,14 @@ settings! {
     /// Subscriptions that one topic may have, unless a policy says otherwise. 0: no limit.
     max_subscriptions_per_topic: u64 = 0,
     "maxSubscriptionsPerTopic" in 0..=10000000 as "subscriptions", dynamic;
+
+    /// Topics that one namespace may have, unless a policy says otherwise: persistent ones, every partition counts. 0: no limit.
+    max_topics_per_namespace: u64 = 0,
+    "maxTopicsPerNamespace" in 0..=10000000 as "topics", dynamic;
+
+    /// Which schemas of a topic may follow one another, unless a policy says otherwise.
+    schema_compatibility_strategy: SchemaStrategy = SchemaStrategy::Full,
+    "schemaCompatibilityStrategy";
 
     /// Refuse producers that do not encrypt, and messages that are not encrypted, on every topic.
     encryption_require_on_producer: bool = false,
