@@ -30,6 +30,9 @@ const MEASURES: [Measure; 5] = [
     ),
 ];
 
+/// Percentiles and latencies of one side of a run.
+type Curve = fn(&Run) -> &[(f64, f64)];
+
 /// The whole page.
 pub(crate) fn page(report: &Report) -> String {
     let title = escape(&report.title);
@@ -198,7 +201,7 @@ fn legend(report: &Report) -> String {
 }
 
 fn latencies(report: &Report, rate: Option<f64>, number: usize) -> String {
-    let sides: [(&str, &str, fn(&Run) -> &[(f64, f64)]); 2] = [
+    let sides: [(&str, &str, Curve); 2] = [
         (
             "publish",
             "Publish: from when a message was due to its receipt",
@@ -247,7 +250,7 @@ fn latency_plot(
     rate: Option<f64>,
     id: &str,
     title: &str,
-    curve: fn(&Run) -> &[(f64, f64)],
+    curve: Curve,
     (x, y): (Scale, Scale),
 ) -> String {
     let (mut lines, mut bands, mut said) = (Vec::new(), Vec::new(), Vec::new());
