@@ -149,7 +149,6 @@ def test_without_creation_of_topics_only_those_that_exist_are_served(make_broker
 
 
 @pytest.mark.restart
-@pytest.mark.later("deleting topics that nobody uses")
 def test_a_topic_that_nobody_uses_goes_and_one_with_a_subscription_stays(make_broker, topic):
     """K 30."""
     broker = make_broker(arguments=[

@@ -6,7 +6,7 @@ use super::target::{self, Target};
 use super::topics::exists;
 use super::{Answer, Shared};
 use crate::engine::admin::{Answer as Reply, Ask};
-use crate::engine::metadata::{Metadata, PARTITIONED, PartitionedTopic};
+use crate::engine::metadata::{Metadata, PARTITIONED, PartitionedTopic, topic_policies_key};
 use crate::engine::name::{Domain, TopicName};
 use axum::Router;
 use axum::body::Bytes;
@@ -151,7 +151,9 @@ impl Shared {
                 }
             }
         }
-        Ok(())
+        // What the partitions had in common.
+        self.delete(topic_policies_key(name)).await?;
+        self.forget_schema(name).await
     }
 }
 
@@ -303,8 +305,5 @@ async fn remove(State(shared): State<Shared>, target: Target, params: Params) ->
     shared
         .remove_partitioned(name, &partitions, params.flag("force"))
         .await?;
-    if params.flag("deleteSchema") {
-        shared.forget_schema(name).await?;
-    }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -69,7 +69,20 @@ impl Fake {
             for (shard, chunk) in writes.iter().filter(|_| durable) {
                 engine.durable(*shard, chunk.seq(), NOW);
             }
-            if !more && (writes.is_empty() || !durable) {
+            let requests = std::mem::take(&mut engine.effects().metadata);
+            for request in &requests {
+                let mut meta = self.meta.lock().unwrap();
+                let done = match &request.value {
+                    Some(value) => meta
+                        .put(&request.key, value.clone(), request.expected)
+                        .is_ok(),
+                    None => meta.delete(&request.key, request.expected).is_ok(),
+                };
+                drop(meta);
+                engine.metadata_changed(&request.key, request.value.as_ref());
+                engine.metadata_done(request.token, Ok(done), NOW);
+            }
+            if !more && requests.is_empty() && (writes.is_empty() || !durable) {
                 return;
             }
         }

@@ -111,12 +111,8 @@ async fn remove(State(shared): State<Shared>, target: Target, params: Params) ->
     }
     let force = params.flag("force");
     match shared.ask(name, Ask::Delete { force }).await? {
-        Reply::Done => {
-            if params.flag("deleteSchema") {
-                shared.forget_schema(name).await?;
-            }
-            Ok(StatusCode::NO_CONTENT.into_response())
-        }
+        // Its schemas and its policies have gone with it, whatever `deleteSchema` says, as in Pulsar.
+        Reply::Done => Ok(StatusCode::NO_CONTENT.into_response()),
         // As Pulsar has it: nothing is stored of such a topic that could be missing.
         Reply::NoTopic if name.domain() == Domain::NonPersistent => {
             Ok(StatusCode::NO_CONTENT.into_response())

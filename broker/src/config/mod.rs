@@ -9,7 +9,10 @@ mod resolve;
 mod value;
 
 pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
-pub use value::{BufferSize, CorePorts, LogFormat, LogLevel, Switch, Sync, TopicType, Value};
+pub use value::{
+    BufferSize, CacheSize, CorePorts, InactiveTopicMode, LogFormat, LogLevel, Switch, Sync,
+    TopicType, Value,
+};
 
 use vela_limiter::Mode;
 
@@ -212,7 +215,7 @@ settings! {
     max_concurrent_non_persistent_message_per_connection: u64 = 1000,
     "maxConcurrentNonPersistentMessagePerConnection" in 0..=10000000 as "messages", dynamic;
 
-    /// Delete topics that nobody uses. In this version: non-persistent ones, when they have neither producers nor subscriptions.
+    /// Delete topics that nobody uses, unless a policy of their own or of their namespace says otherwise.
     broker_delete_inactive_topics_enabled: bool = true,
     "brokerDeleteInactiveTopicsEnabled", dynamic;
 
@@ -223,6 +226,10 @@ settings! {
     /// How long a topic must have been unused to be deleted. 0: brokerDeleteInactiveTopicsFrequencySeconds.
     broker_delete_inactive_topics_max_inactive_duration_seconds: u64 = 0,
     "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds" in 0..=31536000 as "seconds", dynamic;
+
+    /// Which topics nobody uses, of those without producers and consumers.
+    broker_delete_inactive_topics_mode: InactiveTopicMode = InactiveTopicMode::NoSubscriptions,
+    "brokerDeleteInactiveTopicsMode", dynamic;
 
     /// Create a topic when a client first names it.
     allow_auto_topic_creation: bool = true,
@@ -280,8 +287,8 @@ settings! {
     managed_ledger_max_size_per_ledger_mbytes: u64 = 2048,
     "managedLedgerMaxSizePerLedgerMbytes" in 1..=1048576 as "MiB";
 
-    /// Memory of the whole broker that caches log chunks for reads.
-    managed_ledger_cache_size_mb: u64 = 64,
+    /// Memory of the whole broker that caches log chunks for reads; while bufferMemory is short it gives way. auto: a fifth of bufferMemory, at most 64.
+    managed_ledger_cache_size_mb: CacheSize = CacheSize::Auto,
     "managedLedgerCacheSizeMB" in 1..=1048576 as "MiB";
 
     /// Accepted for compatibility, without effect: the cache holds chunks of the log as they were written or read back, never slices of receive memory, so there is nothing that a copy would free.

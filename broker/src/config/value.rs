@@ -135,6 +135,16 @@ choices! {
 }
 
 choices! {
+    /// Which topics that nobody uses are deleted.
+    InactiveTopicMode {
+        /// Those without subscriptions.
+        NoSubscriptions = "delete_when_no_subscriptions",
+        /// Those whose subscriptions have no backlog.
+        CaughtUp = "delete_when_subscriptions_caught_up",
+    }
+}
+
+choices! {
     /// When written means durable.
     Sync {
         /// Acknowledge only what is on stable storage.
@@ -222,6 +232,35 @@ impl Value for BufferSize {
 
     fn allowed(_: Option<(u64, u64)>) -> String {
         "auto, or a whole number; 0 or less turns it off".to_owned()
+    }
+}
+
+/// A size that follows from another one unless it is set, in MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheSize {
+    /// It follows from other settings.
+    Auto,
+    /// So many MiB.
+    MiB(u64),
+}
+
+impl Value for CacheSize {
+    fn parse(text: &str, range: Option<(u64, u64)>) -> Option<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "" | "auto" => Some(Self::Auto),
+            _ => u64::parse(text, range).map(Self::MiB),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Auto => "auto".to_owned(),
+            Self::MiB(size) => size.to_string(),
+        }
+    }
+
+    fn allowed(range: Option<(u64, u64)>) -> String {
+        format!("auto, or {}", u64::allowed(range))
     }
 }
 

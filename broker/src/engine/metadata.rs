@@ -16,6 +16,14 @@ pub const PARTITIONED: &str = "partitioned/";
 /// share those of its base name.
 pub const TOPIC_POLICIES: &str = "topic-policies/";
 
+/// The key of a topic's own policies.
+pub fn topic_policies_key(name: &TopicName) -> String {
+    format!("{TOPIC_POLICIES}{}", strip_scheme(name.base()))
+}
+
+/// The mode of inactive topics in which subscriptions without backlog do not keep a topic.
+const CAUGHT_UP: &str = "delete_when_subscriptions_caught_up";
+
 /// Keys of resource groups: `resource-group/NAME`, a JSON document.
 pub const RESOURCE_GROUP: &str = "resource-group/";
 
@@ -26,6 +34,17 @@ pub struct Rate {
     pub messages: u64,
     /// Bytes per second.
     pub bytes: u64,
+}
+
+/// Which topics go that nobody uses, and when.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub struct InactivePolicy {
+    /// They go at all.
+    pub delete: bool,
+    /// Those too whose subscriptions have no backlog; else only those without subscriptions.
+    pub caught_up: bool,
+    /// After how long, milliseconds.
+    pub after_ms: u64,
 }
 
 /// What the engine reads of a namespace's policies.
@@ -57,6 +76,10 @@ pub struct NamespacePolicy {
     pub delayed_delivery_tick_ms: Option<u64>,
     /// Which schemas its topics take.
     pub schema: SchemaPolicy,
+    /// What becomes of topics that nobody uses.
+    pub inactive: Option<InactivePolicy>,
+    /// How long what was acknowledged is to stay, minutes; below 0 = for good.
+    pub retention_minutes: Option<i64>,
 }
 
 /// A partitioned topic as the metadata store has it: the number of partitions in decimal, or a JSON document
@@ -113,6 +136,10 @@ pub struct TopicPolicy {
     pub max_subscriptions: Option<u32>,
     /// Bytes of one entry; 0 = no limit but the broker's.
     pub max_message_size: Option<u32>,
+    /// What becomes of it when nobody uses it.
+    pub inactive: Option<InactivePolicy>,
+    /// How long what was acknowledged is to stay, minutes; below 0 = for good.
+    pub retention_minutes: Option<i64>,
 }
 
 /// A replica of the metadata store's small tables, kept up to date by change notifications.
@@ -181,6 +208,15 @@ impl Metadata {
         self.namespaces.values().any(limited)
     }
 
+    /// Does any policy want topics to go that nobody uses?
+    pub fn has_inactive(&self) -> bool {
+        let wants = |policy: &Option<InactivePolicy>| policy.is_some_and(|policy| policy.delete);
+        self.namespaces
+            .values()
+            .any(|policy| wants(&policy.inactive))
+            || self.topics.values().any(|policy| wants(&policy.inactive))
+    }
+
     /// A topic's own policies.
     pub fn topic_policy(&self, name: &TopicName) -> Option<&TopicPolicy> {
         if self.topics.is_empty() {
@@ -219,6 +255,8 @@ impl NamespacePolicy {
         let rate = rates.and_then(|rates| rates.values().next());
         NamespacePolicy {
             schema: SchemaPolicy::read(&policies),
+            inactive: inactive(&policies, "inactive_topic_policies"),
+            retention_minutes: retention(&policies, "retention_policies"),
             publish_rate: rate.map(|rate| {
                 read_rate(
                     rate,
@@ -264,8 +302,27 @@ impl TopicPolicy {
             max_consumers_per_subscription: limit(&policies, "maxConsumersPerSubscription"),
             max_subscriptions: limit(&policies, "maxSubscriptionsPerTopic"),
             max_message_size: limit(&policies, "maxMessageSize"),
+            inactive: inactive(&policies, "inactiveTopicPolicies"),
+            retention_minutes: retention(&policies, "retention"),
         }
     }
+}
+
+/// A policy of inactive topics. A mode that is none is the default one.
+fn inactive(policies: &serde_json::Value, name: &str) -> Option<InactivePolicy> {
+    let policy = policies.get(name).filter(|policy| policy.is_object())?;
+    let mode = policy.get("inactiveTopicDeleteMode");
+    let seconds = policy.get("maxInactiveDurationSeconds");
+    let seconds = seconds.and_then(serde_json::Value::as_u64).unwrap_or(0);
+    Some(InactivePolicy {
+        delete: flag(policy, "deleteWhileInactive").unwrap_or(false),
+        caught_up: mode.and_then(serde_json::Value::as_str) == Some(CAUGHT_UP),
+        after_ms: seconds.saturating_mul(1000),
+    })
+}
+
+fn retention(policies: &serde_json::Value, name: &str) -> Option<i64> {
+    policies.get(name)?.get("retentionTimeInMinutes")?.as_i64()
 }
 
 fn flag(policies: &serde_json::Value, name: &str) -> Option<bool> {

@@ -64,12 +64,14 @@ pub struct Settings {
     pub enable_non_persistent_topics: bool,
     /// Unanswered SENDs of a connection to non-persistent topics beyond which more are dropped.
     pub max_concurrent_non_persistent_message_per_connection: u32,
-    /// Non-persistent topics that nobody uses are forgotten.
+    /// Topics that nobody uses are deleted. Policies win.
     pub broker_delete_inactive_topics_enabled: bool,
     /// How often unused topics are looked for, milliseconds.
     pub broker_delete_inactive_topics_frequency_ms: u64,
     /// How long an unused topic stays, milliseconds; 0 = as long as the time between two looks.
     pub broker_delete_inactive_topics_max_inactive_duration_ms: u64,
+    /// Subscriptions without backlog do not keep a topic.
+    pub broker_delete_inactive_topics_when_caught_up: bool,
     /// Topics appear on first use.
     pub allow_auto_topic_creation: bool,
     /// What appears then.
@@ -183,6 +185,7 @@ impl Default for Settings {
             broker_delete_inactive_topics_enabled: true,
             broker_delete_inactive_topics_frequency_ms: 60_000,
             broker_delete_inactive_topics_max_inactive_duration_ms: 0,
+            broker_delete_inactive_topics_when_caught_up: false,
             allow_auto_topic_creation: true,
             allow_auto_topic_creation_type: AutoTopicType::NonPartitioned,
             default_num_partitions: 1,

@@ -55,6 +55,9 @@ impl Topics {
                 format!("Topic {} does not exist", open.topic),
             );
         };
+        if let Some(text) = self.topics.get(slot as usize).and_then(Topic::fence) {
+            return refuse(ServerError::ServiceNotReady, text);
+        }
         self.check_consumer_limits(cx, slot, &open.subscription, &open.address, now)
             .map_err(|(error, message)| (request_id, error, message))?;
         let Some(open) = self.reading_schema(cx, client, slot, open) else {

@@ -7,9 +7,11 @@ mod by_time;
 mod chunks;
 mod dedup;
 mod delayed;
+mod deletion;
 mod dispatch;
 mod dispatcher;
 mod failover;
+mod inactive;
 mod joining;
 mod key_shared;
 mod lanes;
@@ -45,7 +47,10 @@ use self::access::Access;
 use self::admin::Inquiry;
 use self::dedup::{Gone, Sweep};
 use self::delayed::Timers;
+pub(super) use self::deletion::TOKEN as DELETION_TOKEN;
+use self::deletion::{Deletion, Deletions};
 pub(super) use self::dispatch::ENTRY_COST;
+use self::inactive::Inactive;
 use self::lanes::LaneSeat;
 use self::limits::Limits;
 use self::meter::Traffic;
@@ -64,7 +69,7 @@ use super::message::{ClientKey, ClientRef, CoreId, Message};
 use super::name::{Domain, TopicName};
 use super::reply;
 use super::time::Now;
-use crate::store::log::{Lane, LaneState, LedgerInfo, Position, Record, TopicState};
+use crate::store::log::{Lane, LaneState, LedgerInfo, Position, Record, TopicId, TopicState};
 
 /// How long a ledger stays that no subscription holds, milliseconds: Pulsar's default managedLedgerMinLedgerRolloverTimeMinutes.
 const UNCLAIMED_MS: u64 = 10 * 60_000;
@@ -100,11 +105,13 @@ pub(super) struct Topic {
     inquiries: Vec<Inquiry>,
     /// It was deleted; its slot stays taken until nothing in the log's queue names it.
     deleted: bool,
+    /// It is on its way out: nobody joins it.
+    deletion: Option<Box<Deletion>>,
     /// It was terminated, and that is durable.
     ended: bool,
     /// Subscriptions whose consumers know that nothing more comes.
     end_told: BTreeSet<u32>,
-    /// Since when nobody was seen to use a non-persistent topic, monotonic milliseconds.
+    /// Since when nobody was seen to use it, monotonic milliseconds.
     unused_since: Option<u64>,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
@@ -135,6 +142,7 @@ impl Topic {
             entries_added: 0,
             inquiries: Vec::new(),
             deleted: false,
+            deletion: None,
             ended: state.terminated.is_some(),
             end_told: BTreeSet::new(),
             unused_since: None,
@@ -223,8 +231,8 @@ pub(super) struct Topics {
     by_name: BTreeMap<Arc<str>, u32>,
     clients: FxHashMap<ClientKey, Seat>,
     probes: BTreeMap<u64, (ClientRef, ProbeFor)>,
-    /// Openings whose schema is being looked at elsewhere.
-    deciding: FxHashMap<ClientKey, Opening>,
+    /// Openings whose schema is being looked at elsewhere, and the topic they are for.
+    deciding: FxHashMap<ClientKey, (Opening, Option<TopicId>)>,
     /// Namespaces that cores watch, and how many watchers each has.
     watched: BTreeMap<String, BTreeMap<CoreId, u32>>,
     /// Who in HTTP waits for a termination, by running number.
@@ -246,6 +254,8 @@ pub(super) struct Topics {
     /// Messages that consumers of this core's topics hold.
     unacked: CoreUnacked,
     volatile: Volatile,
+    inactive: Inactive,
+    deletions: Deletions,
 }
 
 impl Topics {
@@ -275,6 +285,8 @@ impl Topics {
             delays: Timers::new(),
             unacked: CoreUnacked::default(),
             volatile: Volatile::default(),
+            inactive: Inactive::default(),
+            deletions: Deletions::default(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -333,6 +345,9 @@ impl Topics {
         now: Now,
     ) -> Option<u32> {
         if let Some(slot) = self.by_name.get(name.as_str()) {
+            if let Some(topic) = self.topics.get_mut(*slot as usize) {
+                topic.unused_since = None;
+            }
             return Some(*slot);
         }
         if !create {
@@ -357,6 +372,7 @@ impl Topics {
             lane,
         );
         self.configure_rate(cx, slot, now);
+        self.reconsider_inactive(cx, now);
         self.tell_watchers(cx, name, true);
         Some(slot)
     }
@@ -564,7 +580,7 @@ impl Topics {
             delays,
             self.rates.next_wakeup(),
             self.sweep.next_wakeup(),
-            self.volatile.next_wakeup(),
+            self.inactive.next_wakeup(),
         ]
         .into_iter()
         .flatten()
@@ -578,7 +594,7 @@ impl Topics {
         self.sweep_sequences(cx, now);
         self.tick_failover(cx, now);
         self.tick_delayed(now);
-        self.sweep_volatile(cx, now);
+        self.look_for_inactive(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;

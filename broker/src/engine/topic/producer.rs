@@ -68,6 +68,9 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return Ok(());
         };
+        if let Some(text) = topic.fence() {
+            return refuse(ServerError::ServiceNotReady, text);
+        }
         let limits = topic.limits.unwrap_or_default();
         let holder = open.name.as_ref().and_then(|name| {
             let index = topic.producer_names.get(name)?;

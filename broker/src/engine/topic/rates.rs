@@ -200,7 +200,7 @@ impl Topics {
     /// Takes over rates from settings and policies; removing or raising one lets its waiters go on at once.
     pub(crate) fn reconfigure(&mut self, cx: &mut Context, now: Now) {
         self.reconsider_unacked(cx);
-        self.reconsider_volatile(cx, now);
+        self.reconsider_inactive(cx, now);
         let time = nanos(now);
         let (messages, bytes) = (
             cx.settings.broker_publisher_throttling_max_message_rate,

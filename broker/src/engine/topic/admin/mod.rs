@@ -61,6 +61,11 @@ impl Topics {
             let text = format!("topic {} is non-persistent: it keeps nothing", topic.name);
             return reply(cx, asker, Answer::Failed(text));
         }
+        if changes(&ask)
+            && let Some(text) = self.fence_of(name)
+        {
+            return reply(cx, asker, Answer::Conflict(text));
+        }
         match ask {
             Ask::Clients => {
                 let answer = self.connected(slot);
@@ -178,6 +183,28 @@ fn needs_log(ask: &Ask) -> bool {
         | Ask::MessageIdByTime(_)
         | Ask::Examine { .. }
         | Ask::Entry(_)
+        | Ask::ExpireAll { .. } => true,
+    }
+}
+
+/// Does it change something of a topic that would go with it?
+fn changes(ask: &Ask) -> bool {
+    match ask {
+        Ask::Clients
+        | Ask::Delete { .. }
+        | Ask::Stats
+        | Ask::InternalStats
+        | Ask::Subscriptions
+        | Ask::Properties
+        | Ask::LastMessageId
+        | Ask::MessageIdByTime(_)
+        | Ask::Examine { .. }
+        | Ask::Entry(_) => false,
+        Ask::Subscription { ask, .. } => !matches!(ask, SubscriptionAsk::Properties),
+        Ask::Unload
+        | Ask::Terminate
+        | Ask::Truncate
+        | Ask::SetProperties(_)
         | Ask::ExpireAll { .. } => true,
     }
 }

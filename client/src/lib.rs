@@ -1,0 +1,28 @@
+//! A client of brokers that speak the Apache Pulsar binary protocol.
+//!
+//! Two things set it apart. A send is *admitted* before it is queued: it is charged its encoded payload and a fixed allowance
+//! against one limit of the client, on the caller's own task, and whoever finds no room waits there or is told so. And a consumer
+//! returns exactly the permits the broker charged for each command, whatever became of the messages in it.
+//!
+//! [`core`] is the whole client without any IO; everything beside it is a thin rim of tokio around it.
+
+pub mod admission;
+pub mod auth;
+pub mod core;
+mod error;
+mod id;
+pub mod message;
+pub mod routing;
+pub mod schema;
+pub mod tls;
+pub mod topic;
+
+pub use auth::AuthProvider;
+pub use error::{Error, Result};
+pub use id::{InitialPosition, MessageId, StartPosition};
+pub use message::{AsMessageId, Message, MessageKey, Outgoing, OutgoingMessage, ReceivedMessage};
+pub use routing::{HashingScheme, MessageRouter, RoutingMode};
+pub use schema::{Schema, SchemaInfo};
+pub use tls::TlsOptions;
+pub use topic::TopicName;
+pub use vela_limiter::{MemoryLimit, Reservation};
