@@ -7,6 +7,8 @@ from . import options
 from .processes import External, Server, Unable, cpu_list
 
 VELA = "vela"
+# Below this a full disk would be what is measured.
+DISK_FREE = 4 << 30
 RUNNING = "peer"
 
 
@@ -40,6 +42,9 @@ class Broker:
     def __init__(self, args, variant, work):
         self.variant, self.directory, self.manifest = variant, work / "data", None
         work.mkdir(parents=True)
+        free = shutil.disk_usage(work).free
+        if free < DISK_FREE:
+            raise Unable(f"{work} has {free / 2**30:.1f} GiB free, {DISK_FREE / 2**30:.0f} are needed: make room, or name another place with -o")
         start = command(args, variant, self.directory)
         if start is None:
             self.server = External(args.peer, args.peer_web, args.peer_pid)

@@ -160,7 +160,7 @@ class Comparison:
         done = subprocess.run([self.args.vela_bench, "report", self.args.output, "-o", self.args.output / "page.html"], stdout=subprocess.DEVNULL,
                               stderr=subprocess.PIPE, text=True)
         if done.returncode:
-            say(f"no page: {done.stderr.strip()}")
+            say(f"no page: vela-bench report ended with {done.returncode} {done.stderr.strip()}")
 
 
 def prepare(args):

@@ -86,7 +86,7 @@ impl Pair {
                     redirect(frame, &shared.url, &mut out)?;
                     continue;
                 }
-                let done = link.from_broker(frame, &mut lock(&shared.faults), &mut out);
+                let done = link.relay_to_client(frame, &mut lock(&shared.faults), &mut out);
                 shared.tell(done);
             }
             write(&self.client, &out)
@@ -101,7 +101,7 @@ impl Pair {
                 if frame.type_is(Type::Send) && lock(&shared.faults).drops_sends() {
                     let mut link = lock(&self.link);
                     let done =
-                        link.from_client(frame, &mut lock(&shared.faults), &mut out, &mut back);
+                        link.relay_send(frame, &mut lock(&shared.faults), &mut out, &mut back);
                     write(&self.client, &back)?;
                     back.clear();
                     drop(link);

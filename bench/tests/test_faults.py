@@ -72,10 +72,10 @@ class Faults(unittest.TestCase):
         self.assertGreater(result["verification"]["checked"], int(NTH))
 
     def test_a_message_that_is_not_delivered(self):
-        self.assert_caught(*self.run_through("--drop", NTH, patience=5), "dropped MESSAGE", lost=1)
+        self.assert_caught(*self.run_through("--drop", NTH, patience=10), "dropped MESSAGE", lost=1)
 
     def test_a_receipt_for_a_message_that_was_never_stored(self):
-        self.assert_caught(*self.run_through("--drop-send", NTH, patience=5), "dropped SEND", lost=1)
+        self.assert_caught(*self.run_through("--drop-send", NTH, patience=10), "dropped SEND", lost=1)
 
     def test_a_message_that_is_delivered_twice(self):
         self.assert_caught(*self.run_through("--duplicate", NTH), "repeated MESSAGE", duplicates=1)

@@ -88,7 +88,7 @@ struct Held {
 
 impl Link {
     /// Passes on a frame from the broker. Answers what was done to it, if anything.
-    pub(crate) fn from_broker(
+    pub(crate) fn relay_to_client(
         &mut self,
         frame: RawFrame<'_>,
         faults: &mut Faults,
@@ -109,7 +109,7 @@ impl Link {
     }
 
     /// Passes on a SEND of the client; `back` goes to the client. Answers what was done to it, if anything.
-    pub(crate) fn from_client(
+    pub(crate) fn relay_send(
         &mut self,
         frame: RawFrame<'_>,
         faults: &mut Faults,

@@ -74,7 +74,7 @@ fn deliver(args: FaultArgs, sent: &[Vec<u8>]) -> Vec<Vec<u8>> {
             command: &command,
             rest: &rest,
         };
-        link.from_broker(frame, &mut faults, &mut out);
+        link.relay_to_client(frame, &mut faults, &mut out);
     }
     payloads(&out)
 }
@@ -110,7 +110,7 @@ fn without_faults_frames_pass_byte_by_byte() {
             command: &command,
             rest: &rest,
         };
-        assert_eq!(link.from_broker(frame, &mut faults, &mut out), None);
+        assert_eq!(link.relay_to_client(frame, &mut faults, &mut out), None);
     }
     assert_eq!(out, sent.concat());
 }
@@ -159,7 +159,7 @@ fn an_altered_byte_keeps_the_old_checksum_or_gets_a_right_one() {
             command: &command,
             rest: &rest,
         };
-        assert!(link.from_broker(frame, &mut faults, &mut out).is_some());
+        assert!(link.relay_to_client(frame, &mut faults, &mut out).is_some());
         let (_, entry) = frames(&out).remove(0);
         let entry = Entry::parse(&entry).unwrap();
         assert_eq!(entry.payload, [b'a', !b'b', b'c']);
@@ -181,7 +181,7 @@ fn a_swallowed_send_gets_its_receipt_in_its_turn() {
             command: &command,
             rest: &rest,
         };
-        link.from_client(frame, &mut faults, &mut to_broker, &mut to_client);
+        link.relay_send(frame, &mut faults, &mut to_broker, &mut to_client);
     }
     assert_eq!(to_broker, [send(5, 0), send(5, 2)].concat());
     assert!(to_client.is_empty(), "0 has to be answered before 1");
@@ -191,7 +191,7 @@ fn a_swallowed_send_gets_its_receipt_in_its_turn() {
             command: &command,
             rest: &rest,
         };
-        link.from_broker(frame, &mut faults, &mut to_client);
+        link.relay_to_client(frame, &mut faults, &mut to_client);
     }
     let answered: Vec<_> = frames(&to_client)
         .iter()
@@ -213,7 +213,7 @@ fn a_swallowed_send_with_nothing_in_front_is_answered_at_once() {
         command: &command,
         rest: &rest,
     };
-    link.from_client(frame, &mut faults, &mut to_broker, &mut to_client);
+    link.relay_send(frame, &mut faults, &mut to_broker, &mut to_client);
     assert!(to_broker.is_empty());
     let (command, _) = frames(&to_client).remove(0);
     let command = BaseCommand::decode(command.as_slice()).unwrap();

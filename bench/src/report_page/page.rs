@@ -30,6 +30,9 @@ const MEASURES: [Measure; 5] = [
     ),
 ];
 
+/// Percentiles and latencies of one side of a run.
+type Curve = fn(&Run) -> &[(f64, f64)];
+
 /// The whole page.
 pub(crate) fn page(report: &Report) -> String {
     let title = escape(&report.title);
@@ -198,7 +201,7 @@ fn legend(report: &Report) -> String {
 }
 
 fn latencies(report: &Report, rate: Option<f64>, number: usize) -> String {
-    let sides: [(&str, &str, fn(&Run) -> &[(f64, f64)]); 2] = [
+    let sides: [(&str, &str, Curve); 2] = [
         (
             "publish",
             "Publish: from when a message was due to its receipt",
@@ -247,7 +250,7 @@ fn latency_plot(
     rate: Option<f64>,
     id: &str,
     title: &str,
-    curve: fn(&Run) -> &[(f64, f64)],
+    curve: Curve,
     (x, y): (Scale, Scale),
 ) -> String {
     let (mut lines, mut bands, mut said) = (Vec::new(), Vec::new(), Vec::new());
@@ -343,7 +346,8 @@ fn latency_plot(
         id: id.to_owned(),
         title: format!("{short} latency by percentile"),
         description: format!("{}.", said.join("; ")),
-        height: 270.0,
+        width: 360.0,
+        height: 260.0,
         x,
         y,
         x_name: "percentile".into(),
@@ -438,7 +442,8 @@ fn time_plot(
             number(spread.low),
             number(spread.high)
         ),
-        height: 150.0,
+        width: 270.0,
+        height: 140.0,
         x: Scale::linear_over(std::iter::once(end)),
         y,
         x_name: "seconds".into(),

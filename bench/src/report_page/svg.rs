@@ -1,12 +1,11 @@
 //! Plots as inline SVG. Nothing here knows what is plotted.
 //!
-//! All sizes are CSS pixels of a plot that is shown as wide as a phone is; a page shows it up to half as large again.
+//! Sizes are CSS pixels; a page shows plots up to half as large again.
 
 use std::fmt::Write as _;
 
 use super::html::escape;
 
-const WIDTH: f64 = 360.0;
 const LEFT: f64 = 46.0;
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 10.0;
@@ -30,7 +29,7 @@ impl Scale {
         Self::Linear(0.0, round_up(if most > 0.0 { most } else { 1.0 }))
     }
 
-    /// Logarithmic over all values above 0, in whole decades.
+    /// Logarithmic over all values above 0, from and to 1, 2 or 5 of a decade, one decade at least.
     pub(crate) fn log_over(values: impl Iterator<Item = f64>) -> Self {
         let (low, high) = values
             .filter(|value| *value > 0.0)
@@ -40,9 +39,19 @@ impl Scale {
         if high == 0.0 {
             return Self::Log(0.1, 10.0);
         }
-        let low = 10_f64.powf((low.log10() + 1e-9).floor());
-        let high = 10_f64.powf((high.log10() - 1e-9).ceil());
+        let low = Self::steps(low.log10().floor() as i32, 1)
+            .rfind(|step| *step <= low * (1.0 + 1e-9))
+            .unwrap_or(low);
+        let high = Self::steps(high.log10().floor() as i32, 2)
+            .find(|step| *step >= high * (1.0 - 1e-9))
+            .unwrap_or(high);
         Self::Log(low, high.max(low * 10.0))
+    }
+
+    /// 1, 2 and 5 of some decades.
+    fn steps(decade: i32, decades: i32) -> impl DoubleEndedIterator<Item = f64> {
+        (decade..decade + decades)
+            .flat_map(|power| [1.0, 2.0, 5.0].map(|step| step * 10_f64.powi(power)))
     }
 
     /// 0 at the axis' beginning, 1 at its end; values beyond are put at the end.
@@ -66,12 +75,15 @@ impl Scale {
                 .map(|value| (value, number(value)))
                 .collect(),
             Self::Log(low, high) => {
-                let (first, last) = (low.log10().round() as i32, high.log10().round() as i32);
+                let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
                 // Not more labels than there is room for.
-                let step = ((last - first + 5) / 6).max(1) as usize;
+                let fine = high / low <= 200.0;
+                let every = ((last - first + 5) / 6).max(1);
                 (first..=last)
-                    .step_by(step)
-                    .map(|power| 10_f64.powi(power))
+                    .flat_map(|power| [1, 2, 5].map(|step| (power, step)))
+                    .filter(|(power, step)| fine || (*step == 1 && (power - first) % every == 0))
+                    .map(|(power, step)| f64::from(step) * 10_f64.powi(power))
+                    .filter(|value| (low * 0.999..=high * 1.001).contains(value))
                     .map(|value| (value, number(value)))
                     .collect()
             }
@@ -89,11 +101,10 @@ impl Scale {
     fn minor(self) -> Vec<f64> {
         match self {
             Self::Log(low, high) if high / low < 2e4 => {
-                let decades = (high / low).log10().round() as i32;
-                (0..decades)
-                    .flat_map(|decade| {
-                        (2..10).map(move |step| f64::from(step) * low * 10_f64.powi(decade))
-                    })
+                let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
+                (first..last)
+                    .flat_map(|power| (1..10).map(move |step| f64::from(step) * 10_f64.powi(power)))
+                    .filter(|value| (low..=high).contains(value))
                     .collect()
             }
             _ => Vec::new(),
@@ -166,6 +177,7 @@ pub(crate) struct Plot {
     pub(crate) title: String,
     /// What the plot shows, in words and figures.
     pub(crate) description: String,
+    pub(crate) width: f64,
     pub(crate) height: f64,
     pub(crate) x: Scale,
     pub(crate) y: Scale,
@@ -180,7 +192,7 @@ pub(crate) struct Plot {
 impl Plot {
     fn at(&self, x: f64, y: f64) -> (f64, f64) {
         (
-            LEFT + self.x.place(x) * (WIDTH - LEFT - RIGHT),
+            LEFT + self.x.place(x) * (self.width - LEFT - RIGHT),
             self.height - BOTTOM - self.y.place(y) * (self.height - BOTTOM - TOP),
         )
     }
@@ -192,7 +204,8 @@ impl Plot {
         // Writing to a String cannot fail.
         let _ = write!(
             out,
-            "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\"><title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>",
+            "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\"><title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>",
+            self.width,
             self.height,
             escape(&self.title),
             escape(&self.description)
@@ -219,7 +232,7 @@ impl Plot {
     }
 
     fn axes(&self, out: &mut String) {
-        let (right, bottom) = (WIDTH - RIGHT, self.height - BOTTOM);
+        let (right, bottom) = (self.width - RIGHT, self.height - BOTTOM);
         for value in self.y.minor() {
             let (_, y) = self.at(0.0, value);
             let _ = write!(
@@ -327,8 +340,18 @@ mod tests {
     #[test]
     fn decades_take_the_same_room_and_nothing_leaves_the_plot() {
         let scale = Scale::log_over([0.3, 40.0].into_iter());
-        assert_eq!(scale, Scale::Log(0.1, 100.0));
-        assert!((scale.place(1.0) - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(scale, Scale::Log(0.2, 50.0));
+        assert!((Scale::Log(0.1, 100.0).place(1.0) - 1.0 / 3.0).abs() < 1e-9);
+        let names = |scale: Scale| {
+            scale
+                .ticks()
+                .into_iter()
+                .map(|(_, name)| name)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(names(Scale::Log(0.5, 20.0)), "0.5 1 2 5 10 20");
+        assert_eq!(names(Scale::Log(0.2, 5000.0)), "1 10 100 1k");
         for (value, place) in [(0.0, 0.0), (-5.0, 0.0), (1e9, 1.0), (f64::NAN, 0.0)] {
             assert_eq!(scale.place(value), place, "{value}");
         }
@@ -376,6 +399,7 @@ mod tests {
             id: "p".into(),
             title: "<b>&\"".into(),
             description: "a < b".into(),
+            width: 360.0,
             height: 200.0,
             x: Scale::Linear(0.0, 1.0),
             y: Scale::Linear(0.0, 1.0),

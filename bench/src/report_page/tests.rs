@@ -1,5 +1,5 @@
 //! From files to a page.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 use std::path::Path;
 
 use serde_json::{Value, json};
