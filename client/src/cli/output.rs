@@ -10,7 +10,12 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 /// Writes one message.
-pub(super) fn show(out: &mut impl Write, message: &Message<Bytes>, output: Output, as_json: bool) -> io::Result<()> {
+pub(super) fn show(
+    out: &mut impl Write,
+    message: &Message<Bytes>,
+    output: Output,
+    as_json: bool,
+) -> io::Result<()> {
     let nothing = Bytes::new();
     let (value, fault) = match message.value() {
         _ if message.is_null() => (&nothing, None),
@@ -39,7 +44,10 @@ fn head(out: &mut impl Write, message: &Message<Bytes>, fault: Option<&str>) -> 
     if let Some(key) = message.key() {
         write!(out, "key:[{key}], ")?;
     }
-    let properties: Vec<_> = message.properties().map(|(name, value)| format!("{name}={value}")).collect();
+    let properties: Vec<_> = message
+        .properties()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
     if !properties.is_empty() {
         write!(out, "properties:[{}], ", properties.join(", "))?;
     }
@@ -51,8 +59,10 @@ fn head(out: &mut impl Write, message: &Message<Bytes>, fault: Option<&str>) -> 
 
 fn to_json(message: &Message<Bytes>, value: &Bytes, fault: Option<String>) -> serde_json::Value {
     let raw = message.raw();
-    let properties: serde_json::Map<_, _> =
-        message.properties().map(|(name, value)| (name.to_owned(), value.into())).collect();
+    let properties: serde_json::Map<_, _> = message
+        .properties()
+        .map(|(name, value)| (name.to_owned(), value.into()))
+        .collect();
     let mut object = json!({
         "topic": message.topic(),
         "message_id": message.id().to_string(),
@@ -109,7 +119,10 @@ mod tests {
             metadata: Arc::new(MessageMetadata {
                 producer_name: "p".into(),
                 partition_key: Some("k".into()),
-                properties: vec![KeyValue { key: "a".into(), value: "b".into() }],
+                properties: vec![KeyValue {
+                    key: "a".into(),
+                    value: "b".into(),
+                }],
                 ..MessageMetadata::default()
             }),
             single: None,
@@ -129,12 +142,20 @@ mod tests {
     fn in_each_form() {
         let head = "id:[1:2:-1:-1], key:[k], properties:[a=b], content:";
         assert_eq!(shown(b"text", Output::Text, false), format!("{head}text\n"));
-        assert_eq!(shown(b"\x00\xff", Output::Hex, false), format!("{head}00ff\n"));
+        assert_eq!(
+            shown(b"\x00\xff", Output::Hex, false),
+            format!("{head}00ff\n")
+        );
         assert_eq!(shown(b"text", Output::Raw, false), "text");
-        let object: serde_json::Value = serde_json::from_str(&shown(b"\xff", Output::Text, true)).unwrap();
+        let object: serde_json::Value =
+            serde_json::from_str(&shown(b"\xff", Output::Text, true)).unwrap();
         assert_eq!(object["value_base64"], "/w==");
         assert_eq!(object["properties"]["a"], "b");
-        let object: serde_json::Value = serde_json::from_str(&shown(b"text", Output::Hex, true)).unwrap();
-        assert_eq!((&object["value"], &object["key"]), (&"text".into(), &"k".into()));
+        let object: serde_json::Value =
+            serde_json::from_str(&shown(b"text", Output::Hex, true)).unwrap();
+        assert_eq!(
+            (&object["value"], &object["key"]),
+            (&"text".into(), &"k".into())
+        );
     }
 }

@@ -52,11 +52,23 @@ impl Progress {
         if self.quiet || passed < EVERY {
             return;
         }
-        let line = rates(self.messages - self.told_messages, self.bytes - self.told_bytes, passed);
+        let line = rates(
+            self.messages - self.told_messages,
+            self.bytes - self.told_bytes,
+            passed,
+        );
         let mut out = std::io::stderr().lock();
         // A terminal keeps one line that changes; a file gets them all.
-        let (begin, end) = if out.is_terminal() { ("\r", "\x1b[K") } else { ("", "\n") };
-        let _ = write!(out, "{begin}{} {} messages, {line}{end}", self.verb, self.messages);
+        let (begin, end) = if out.is_terminal() {
+            ("\r", "\x1b[K")
+        } else {
+            ("", "\n")
+        };
+        let _ = write!(
+            out,
+            "{begin}{} {} messages, {line}{end}",
+            self.verb, self.messages
+        );
         let _ = out.flush();
         self.told = Instant::now();
         (self.told_messages, self.told_bytes) = (self.messages, self.bytes);
@@ -102,7 +114,11 @@ fn per_second(count: u64, passed: Duration) -> f64 {
 }
 
 fn rates(messages: u64, bytes: u64, passed: Duration) -> String {
-    format!("{:.0} msg/s, {:.2} MiB/s", per_second(messages, passed), per_second(bytes, passed) / f64::from(1 << 20))
+    format!(
+        "{:.0} msg/s, {:.2} MiB/s",
+        per_second(messages, passed),
+        per_second(bytes, passed) / f64::from(1 << 20)
+    )
 }
 
 /// Says when the next message may go, at so many per second; never if there is no rate.
@@ -114,15 +130,23 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new(rate: f64) -> Self {
-        let interval = (rate > 0.0).then(|| Duration::try_from_secs_f64(1.0 / rate).unwrap_or(Duration::MAX));
-        Self { interval, begun: Instant::now(), count: 0 }
+        let interval =
+            (rate > 0.0).then(|| Duration::try_from_secs_f64(1.0 / rate).unwrap_or(Duration::MAX));
+        Self {
+            interval,
+            begun: Instant::now(),
+            count: 0,
+        }
     }
 
     /// When the next one may go. Kept from the beginning, so that a late one is made up for.
     pub(super) fn next(&mut self) -> Option<Instant> {
         let interval = self.interval?;
         if self.count == 1 << 20 {
-            self.begun = self.begun.checked_add(interval.saturating_mul(self.count)).unwrap_or(self.begun);
+            self.begun = self
+                .begun
+                .checked_add(interval.saturating_mul(self.count))
+                .unwrap_or(self.begun);
             self.count = 0;
         }
         let at = self.begun.checked_add(interval.saturating_mul(self.count));

@@ -17,8 +17,9 @@ pub(super) enum AsBytes {
 impl AsBytes {
     pub(super) fn of(arguments: &SchemaArguments) -> Result<Self> {
         let definition = || match &arguments.schema_definition {
-            Some(path) => std::fs::read_to_string(path)
-                .map_err(|error| Error::Schema(format!("the definition in {}: {error}", path.display()))),
+            Some(path) => std::fs::read_to_string(path).map_err(|error| {
+                Error::Schema(format!("the definition in {}: {error}", path.display()))
+            }),
             None => Err(Error::Config {
                 setting: "schema-definition",
                 value: "missing".to_owned(),
@@ -35,7 +36,8 @@ impl AsBytes {
 }
 
 fn parse(value: &Bytes) -> Result<Value> {
-    serde_json::from_slice(value).map_err(|error| Error::Schema(format!("the value is not JSON: {error}")))
+    serde_json::from_slice(value)
+        .map_err(|error| Error::Schema(format!("the value is not JSON: {error}")))
 }
 
 impl Schema for AsBytes {
@@ -103,6 +105,8 @@ mod tests {
         let json = AsBytes::of(&arguments(SchemaKind::Json)).unwrap();
         assert_eq!(json.encode(&value).unwrap(), value);
         json.encode(&Bytes::from_static(b"{")).unwrap_err();
-        AsBytes::Text.encode(&Bytes::from_static(b"\xff")).unwrap_err();
+        AsBytes::Text
+            .encode(&Bytes::from_static(b"\xff"))
+            .unwrap_err();
     }
 }
