@@ -230,7 +230,7 @@ impl<T: 'static> ProducerBuilder<T> {
 
     /// Name of the producer, unique on the topic; the broker gives one if not set.
     #[must_use]
-    pub fn producer_name(mut self, name: impl Into<String>) -> Self {
+    pub fn name(mut self, name: impl Into<String>) -> Self {
         self.settings.config.name = Some(name.into());
         self
     }
@@ -252,7 +252,7 @@ impl<T: 'static> ProducerBuilder<T> {
 
     /// Whether messages are sent in batches. True if not set.
     #[must_use]
-    pub fn enable_batching(mut self, enabled: bool) -> Self {
+    pub fn batching(mut self, enabled: bool) -> Self {
         let batching = self.settings.config.batching.unwrap_or_default();
         self.settings.config.batching = enabled.then_some(batching);
         self
@@ -278,7 +278,7 @@ impl<T: 'static> ProducerBuilder<T> {
 
     /// Whether a batch holds messages of one key only, as Key_Shared subscriptions need it.
     #[must_use]
-    pub fn key_based_batching(self, by_key: bool) -> Self {
+    pub fn batching_by_key(self, by_key: bool) -> Self {
         self.batches(|batching| batching.by_key = by_key)
     }
 
@@ -298,7 +298,7 @@ impl<T: 'static> ProducerBuilder<T> {
 
     /// Whether messages larger than the broker takes are sent in chunks. Not together with batching.
     #[must_use]
-    pub fn enable_chunking(mut self, enabled: bool) -> Self {
+    pub fn chunking(mut self, enabled: bool) -> Self {
         self.settings.config.chunking = enabled;
         self
     }
@@ -348,7 +348,7 @@ impl<T: 'static> ProducerBuilder<T> {
 
     /// Which partition messages go to.
     #[must_use]
-    pub fn message_routing_mode(mut self, mode: RoutingMode) -> Self {
+    pub fn routing_mode(mut self, mode: RoutingMode) -> Self {
         self.settings.routing = mode;
         self
     }

@@ -262,7 +262,7 @@ fn a_send_in_a_callback_of_a_producer_being_opened_never_waits() {
         let small = client
             .producer(&topic)
             .lazy_start_partitioned_producers(true);
-        let small = small.enable_batching(false).build().await.unwrap();
+        let small = small.batching(false).build().await.unwrap();
         let (inner, (sender, mut ended)) = (small.clone(), mpsc::unbounded_channel());
         let large = vec![1; 16 << 20];
         let sent = small.send_with(large, move |result| {
@@ -320,17 +320,17 @@ fn a_creation_that_failed_is_not_remembered() {
         let topic = topic("again");
         let holder = client
             .producer(&topic)
-            .producer_name("n")
+            .name("n")
             .build()
             .await
             .unwrap();
         let other = Client::builder(&broker.url).build().await.unwrap();
-        let refused = other.producer(&topic).producer_name("n").build().await;
+        let refused = other.producer(&topic).name("n").build().await;
         assert!(matches!(refused, Err(Error::Broker { .. })), "{refused:?}");
         holder.close().await.unwrap();
         let producer = other
             .producer(&topic)
-            .producer_name("n")
+            .name("n")
             .build()
             .await
             .unwrap();
