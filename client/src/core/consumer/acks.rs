@@ -338,6 +338,6 @@ fn ack(
 }
 
 /// Order of acknowledgements: a whole entry is behind each of its messages.
-fn position(id: &MessageId) -> (u64, u64, u32) {
+pub(super) fn position(id: &MessageId) -> (u64, u64, u32) {
     (id.ledger, id.entry, index_of(id).unwrap_or(u32::MAX))
 }

@@ -94,7 +94,11 @@ impl Consumer {
         if self.state != State::Ready {
             return;
         }
-        while let Some((call, request)) = self.waiting.pop_front() {
+        // A seek detaches the consumer; what is sent behind it would find nobody.
+        let seeking = |(_, request): &(Call, Request)| matches!(request, Request::Seek(_));
+        while !self.in_flight.values().any(seeking)
+            && let Some((call, request)) = self.waiting.pop_front()
+        {
             // What was acknowledged before must be known before.
             self.flush_acks(wire);
             let request_id = wire.request_id();
@@ -140,6 +144,7 @@ impl Consumer {
 
     pub(super) fn handle_call_answer(
         &mut self,
+        now: Nanos,
         request_id: u64,
         result: Result<BaseCommand, Error>,
         wire: &mut impl Wire,
@@ -151,6 +156,12 @@ impl Consumer {
             Request::Seek(_) => {
                 let attached = self.is_seeking();
                 self.seeking = None;
+                if result.is_err() && !attached {
+                    // The broker had closed the consumer before it read this.
+                    self.waiting.push_front((call, request));
+                    self.send_waiting(now, wire);
+                    return true;
+                }
                 if result.is_err() && attached {
                     // What was dropped for it must come again.
                     self.redeliver_unacknowledged(wire);
@@ -178,6 +189,7 @@ impl Consumer {
             }
         };
         self.answer(call, answer);
+        self.send_waiting(now, wire);
         self.flow(wire);
         true
     }
@@ -212,6 +224,7 @@ impl Consumer {
         self.state = State::Closed;
         self.ledger.begin();
         self.queue.clear();
+        self.copies.clear();
         self.chunks.clear();
         self.chunked.clear();
         self.batches.clear();

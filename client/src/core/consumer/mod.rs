@@ -185,6 +185,10 @@ pub struct Consumer {
     wanted: bool,
     paused: bool,
     queue: VecDeque<Queued>,
+    /// Messages in the queue, by entry, that the application may hold already from an earlier delivery.
+    copies: HashMap<EntryId, u32>,
+    /// The furthest entry ever put into the queue.
+    furthest: Option<EntryId>,
     ledger: Ledger,
     acks: Acks,
     batches: Batches,
@@ -215,6 +219,8 @@ impl Consumer {
             wanted: false,
             paused: config.start_paused,
             queue: VecDeque::new(),
+            copies: HashMap::new(),
+            furthest: None,
             ledger: Ledger::new(config.receiver_queue_size),
             acks: Acks::new(id, config.ack_receipt),
             batches: Batches::new(config.max_tracked_batches),
@@ -292,7 +298,7 @@ impl Consumer {
             }
             return true;
         }
-        self.handle_call_answer(request_id, result, wire)
+        self.handle_call_answer(now, request_id, result, wire)
     }
 
     fn attached(&mut self, now: Nanos, wire: &mut impl Wire) {
@@ -313,6 +319,7 @@ impl Consumer {
         self.state = State::Detached;
         self.ledger.begin();
         self.queue.clear();
+        self.copies.clear();
         self.chunks.clear();
         self.nacks.clear();
         self.ack_timeouts.clear();
@@ -347,6 +354,7 @@ impl Consumer {
         };
         self.wanted = false;
         self.ledger.give_back(permit);
+        self.left_queue(message.entry());
         self.position.taken(message.id);
         self.stats.taken += 1;
         if let Some(timeout) = self.config.ack_timeout_of(message.redelivery_count) {
@@ -393,6 +401,9 @@ impl Consumer {
         }
         for id in ids {
             self.acknowledge_one(id);
+            if self.copies.contains_key(&EntryId::from(*id)) {
+                self.drop_queued(|message| message.id == *id);
+            }
         }
         self.acknowledged(now, call, wire);
     }
@@ -440,6 +451,10 @@ impl Consumer {
         }
         self.dead_letters.forget(id);
         self.acks.add_cumulative(*id, cumulative);
+        if !self.copies.is_empty() {
+            let through = acks::position(id);
+            self.drop_queued(|message| acks::position(&message.id) <= through);
+        }
         self.acknowledged(now, call, wire);
     }
 
@@ -507,6 +522,20 @@ impl Consumer {
             call => self.end(call, Ok(())),
         }
         self.collect_acks(now, wire);
+        self.flow(wire);
+    }
+
+    /// A message is not in the queue any more.
+    fn left_queue(&mut self, entry: EntryId) {
+        if self.copies.is_empty() {
+            return;
+        }
+        if let Some(count) = self.copies.get_mut(&entry) {
+            *count -= 1;
+            if *count == 0 {
+                self.copies.remove(&entry);
+            }
+        }
     }
 
     /// Starts the clock of what was added to the acknowledgements, or sends them at once.

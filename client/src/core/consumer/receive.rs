@@ -29,6 +29,8 @@ struct Delivery {
     entry: EntryId,
     partition: i32,
     redelivery_count: u32,
+    /// Whether the entry was in the queue before: the application may hold some of it.
+    again: bool,
     ack_set: Option<AckSet>,
     metadata: Arc<MessageMetadata>,
     /// What the command still owns; the rest belongs to messages in the queue.
@@ -118,6 +120,7 @@ impl Consumer {
             entry,
             partition: command.message_id.partition(),
             redelivery_count: command.redelivery_count(),
+            again: self.furthest.is_some_and(|furthest| entry <= furthest),
             ack_set,
             metadata: Arc::new(metadata),
             permits,
@@ -437,6 +440,10 @@ impl Consumer {
             });
         };
         self.stats.accepted += 1;
+        if delivery.again {
+            *self.copies.entry(delivery.entry).or_default() += 1;
+        }
+        self.furthest = self.furthest.max(Some(delivery.entry));
         self.queue.push_back(Queued { message, permit });
         Ok(())
     }
