@@ -170,6 +170,8 @@ enum State {
 struct Queued {
     message: ReceivedMessage,
     permit: Permits,
+    /// Whether the application may hold it already.
+    copy: bool,
 }
 
 /// A consumer; see the [module](self).
@@ -181,6 +183,8 @@ pub struct Consumer {
     subscribed_before: bool,
     /// Raised by each redelivery of everything; messages of lower ones are dropped.
     epoch: u64,
+    /// Whether everything was asked for again in this incarnation.
+    asked_again: bool,
     /// Whether a take found nothing; what a queue of size 0 waits for.
     wanted: bool,
     paused: bool,
@@ -216,6 +220,7 @@ impl Consumer {
             state: State::Detached,
             subscribed_before: false,
             epoch: 0,
+            asked_again: false,
             wanted: false,
             paused: config.start_paused,
             queue: VecDeque::new(),
@@ -250,6 +255,7 @@ impl Consumer {
         }
         self.ledger.begin();
         self.stats.incarnations += 1;
+        self.asked_again = false;
         let request_id = wire.request_id();
         self.state = State::Subscribing(request_id);
         let start = self.position.subscribe();
@@ -347,14 +353,19 @@ impl Consumer {
 
     /// Takes the next message. Its permit goes back; its memory and its acknowledgement are the application's now.
     pub fn take(&mut self, now: Nanos, wire: &mut impl Wire) -> Option<ReceivedMessage> {
-        let Some(Queued { message, permit }) = self.queue.pop_front() else {
+        let Some(Queued {
+            message,
+            permit,
+            copy,
+        }) = self.queue.pop_front()
+        else {
             self.wanted = true;
             self.flow(wire);
             return None;
         };
         self.wanted = false;
         self.ledger.give_back(permit);
-        self.left_queue(message.entry());
+        self.left_queue(message.entry(), copy);
         self.position.taken(message.id);
         self.stats.taken += 1;
         if let Some(timeout) = self.config.ack_timeout_of(message.redelivery_count) {
@@ -450,7 +461,10 @@ impl Consumer {
             self.ack_timeouts.remove_through(entry);
         }
         self.dead_letters.forget(id);
-        self.acks.add_cumulative(*id, cumulative);
+        // A batch that is done is done as a whole.
+        let batch_index = if whole { -1 } else { id.batch_index };
+        self.acks
+            .add_cumulative(MessageId { batch_index, ..*id }, cumulative);
         if !self.copies.is_empty() {
             let through = acks::position(id);
             self.drop_queued(|message| acks::position(&message.id) <= through);
@@ -526,11 +540,8 @@ impl Consumer {
     }
 
     /// A message is not in the queue any more.
-    fn left_queue(&mut self, entry: EntryId) {
-        if self.copies.is_empty() {
-            return;
-        }
-        if let Some(count) = self.copies.get_mut(&entry) {
+    fn left_queue(&mut self, entry: EntryId, copy: bool) {
+        if copy && let Some(count) = self.copies.get_mut(&entry) {
             *count -= 1;
             if *count == 0 {
                 self.copies.remove(&entry);

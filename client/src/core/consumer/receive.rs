@@ -12,7 +12,7 @@ use vela_proto::{CommandMessage, CompressionType, MessageMetadata, SingleMessage
 use super::ackset::AckSet;
 use super::batches::Left;
 use super::chunks::Chunk;
-use super::config::CryptoFailureAction;
+use super::config::{CryptoFailureAction, SECOND};
 use super::permits::{BadPermits, Permits, resolve};
 use super::{
     Consumer, ConsumerEvent, EntryId, Nanos, Queued, ReceivedMessage, State, Violation, Wire,
@@ -21,8 +21,9 @@ use crate::MessageId;
 
 /// Least bytes a message takes in a batch, without its content.
 const MIN_BATCHED: usize = 6;
-/// After so many deliveries a chunk whose predecessors never came is acknowledged.
-const MAX_ORPHAN_DELIVERIES: u32 = 3;
+/// How often the wait for the predecessors of a chunk doubles, and its end.
+const ORPHAN_DOUBLINGS: u32 = 6;
+const ORPHAN_DELAY_MAX: Nanos = 600 * SECOND;
 
 /// One command while it is worked on.
 struct Delivery {
@@ -230,7 +231,12 @@ impl Consumer {
             .add(now, entry, metadata, payload, &mut given_up);
         self.abandon_chunks(now, given_up, wire);
         match chunk {
-            Chunk::Whole(payload, entries) => return Some((payload, entries)),
+            Chunk::Whole(payload, entries) => {
+                for &entry in &entries {
+                    self.nacks.remove(entry);
+                }
+                return Some((payload, entries));
+            }
             Chunk::Kept | Chunk::Repeated => {}
             Chunk::Copy => {
                 self.acks.add(entry, None);
@@ -238,18 +244,18 @@ impl Consumer {
             }
             Chunk::Orphan { abandoned, dropped } => {
                 self.stats.skipped += 1;
-                let shared = self.config.subscription_type.is_shared();
-                if abandoned && !shared {
-                    // Given up here: it stays unacknowledged, as its first chunks do.
-                } else if shared && (abandoned || delivery.redelivery_count < MAX_ORPHAN_DELIVERIES)
-                {
-                    let due = now.saturating_add(self.config.nack_delay(0));
-                    for entry in dropped.into_iter().chain([entry]) {
+                let entries = dropped.into_iter().chain([entry]);
+                if self.config.subscription_type.is_shared() {
+                    // Its predecessors may be on their way again, or be gone: asked for ever more rarely.
+                    let count = delivery.redelivery_count;
+                    let delay = self.config.nack_delay(count) << count.min(ORPHAN_DOUBLINGS);
+                    let due = now.saturating_add(delay.min(ORPHAN_DELAY_MAX));
+                    for entry in entries {
                         self.nacks.set_earlier(entry, due);
                     }
-                } else {
+                } else if !abandoned && !self.asked_again {
                     // In order of the topic, what is missing was before; it will not come.
-                    for entry in dropped.into_iter().chain([entry]) {
+                    for entry in entries {
                         self.acks.add(entry, None);
                     }
                     self.collect_acks(now, wire);
@@ -444,7 +450,11 @@ impl Consumer {
             *self.copies.entry(delivery.entry).or_default() += 1;
         }
         self.furthest = self.furthest.max(Some(delivery.entry));
-        self.queue.push_back(Queued { message, permit });
+        self.queue.push_back(Queued {
+            message,
+            permit,
+            copy: delivery.again,
+        });
         Ok(())
     }
 

@@ -33,6 +33,7 @@ impl Consumer {
         if self.state != State::Ready {
             return;
         }
+        self.asked_again = true;
         let shared = self.config.subscription_type.is_shared();
         if !shared {
             // Whatever is under way belongs to the epoch before.
@@ -135,7 +136,8 @@ impl Consumer {
         self.drop_queued(|message| gone.contains(&message.entry()));
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
-            match self.chunked.remove(&entry) {
+            // Kept: the application may still acknowledge what it holds.
+            match self.chunked.get(&entry) {
                 Some(chunks) => all.extend(chunks),
                 None => all.push(entry),
             }
@@ -155,8 +157,12 @@ impl Consumer {
         let queue = std::mem::take(&mut self.queue);
         for queued in queue {
             if gone(&queued.message) {
-                let Queued { message, permit } = queued;
-                self.left_queue(message.entry());
+                let Queued {
+                    message,
+                    permit,
+                    copy,
+                } = queued;
+                self.left_queue(message.entry(), copy);
                 self.ledger.give_back(permit);
             } else {
                 self.queue.push_back(queued);
