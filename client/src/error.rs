@@ -29,6 +29,16 @@ pub enum Error {
         /// The limit in messages.
         pending: usize,
     },
+    /// The call would block where blocking could keep what it waits for from happening.
+    #[error(
+        "{what} would block {place}; use the async API there, or call from a thread of your own"
+    )]
+    WouldBlock {
+        /// The call.
+        what: &'static str,
+        /// Where it was made.
+        place: &'static str,
+    },
     /// The broker answered with an error.
     #[error("the broker answered {code:?}: {message}")]
     Broker {
@@ -73,6 +83,12 @@ pub enum Error {
     /// A value could not be encoded or decoded by the schema.
     #[error("schema: {0}")]
     Schema(String),
+    /// Credentials could not be had, or the broker did not take them.
+    #[error("authentication: {0}")]
+    Authentication(String),
+    /// No session by TLS could be made.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// A setting that cannot be; found when building, never later.
     #[error("{setting} = {value}: {reason}")]
     Config {

@@ -6,9 +6,32 @@
 //!
 //! [`core`] is the whole client without any IO; everything beside it is a thin rim of tokio around it.
 
+pub mod admission;
+pub mod auth;
+mod client;
 pub mod core;
+mod driver;
 mod error;
 mod id;
+pub mod message;
+mod net;
+mod partitioned;
+mod producer;
+pub mod routing;
+pub mod schema;
+pub mod tls;
+pub mod topic;
 
+pub use auth::AuthProvider;
+pub use client::{Client, ClientBuilder, DEFAULT_MEMORY_LIMIT};
+pub use core::{AccessMode, Batching};
 pub use error::{Error, Result};
-pub use id::MessageId;
+pub use id::{InitialPosition, MessageId, StartPosition};
+pub use message::{AsMessageId, Message, MessageKey, Outgoing, OutgoingMessage, ReceivedMessage};
+pub use producer::{Producer, ProducerBuilder, SendFuture};
+pub use routing::{HashingScheme, MessageRouter, RoutingMode};
+pub use schema::{Schema, SchemaInfo};
+pub use tls::TlsOptions;
+pub use topic::TopicName;
+pub use vela_limiter::{MemoryLimit, Reservation};
+pub use vela_proto::CompressionType;

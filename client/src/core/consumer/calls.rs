@@ -24,7 +24,7 @@ impl Consumer {
     /// Moves the subscription. The receiver queue is emptied; what was acknowledged before is void.
     pub fn seek(&mut self, now: Nanos, target: SeekTarget, call: Call, wire: &mut impl Wire) {
         let target = match target {
-            SeekTarget::Position(StartPosition::Id(MessageId::EARLIEST)) => {
+            SeekTarget::Position(StartPosition::Id(id)) if id == MessageId::EARLIEST => {
                 SeekTarget::Position(StartPosition::Earliest)
             }
             // A chunked message begins with its first chunk.
@@ -265,6 +265,7 @@ fn last_ids(command: BaseCommand) -> Result<(Option<MessageId>, Option<MessageId
 
 fn message_id(id: &MessageIdData) -> MessageId {
     MessageId {
+        first_chunk: None,
         ledger: id.ledger_id,
         entry: id.entry_id,
         batch_index: id.batch_index(),

@@ -376,6 +376,12 @@ impl Consumer {
         Some(message)
     }
 
+    /// Full name of its topic or partition.
+    #[must_use]
+    pub fn topic(&self) -> &str {
+        &self.config.topic
+    }
+
     /// Messages that can be taken at once.
     #[must_use]
     pub fn queued(&self) -> usize {

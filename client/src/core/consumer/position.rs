@@ -144,7 +144,8 @@ pub(super) fn wire_start(start: StartPosition) -> MessageIdData {
         ..MessageIdData::default()
     };
     match start {
-        StartPosition::Earliest | StartPosition::Id(MessageId::EARLIEST) => mark(u64::MAX),
+        StartPosition::Earliest => mark(u64::MAX),
+        StartPosition::Id(id) if id == MessageId::EARLIEST => mark(u64::MAX),
         StartPosition::Latest => mark(i64::MAX as u64),
         StartPosition::Id(id) => wire_id(&id),
     }

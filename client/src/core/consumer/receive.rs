@@ -42,6 +42,7 @@ struct Delivery {
 impl Delivery {
     fn id(&self, batch_index: i32, batch_size: i32) -> MessageId {
         MessageId {
+            first_chunk: None,
             ledger: self.entry.ledger,
             entry: self.entry.entry,
             batch_index,
