@@ -8,6 +8,9 @@
 
 pub mod admission;
 pub mod auth;
+pub mod blocking;
+#[cfg(feature = "cli")]
+pub mod cli;
 mod client;
 pub mod core;
 mod driver;

@@ -1,5 +1,6 @@
 //! Messages on their way out, and messages received.
 
+pub use crate::core::consumer::ReceivedMessage;
 use crate::schema::Schema;
 use crate::{MessageId, Result};
 use base64::Engine as _;
@@ -231,46 +232,6 @@ impl<T> From<T> for Outgoing<T> {
     }
 }
 
-/// A message as it was received, its value still encoded. Nothing in it counts as permits: what those owe the broker ends
-/// apart from it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReceivedMessage {
-    /// Where it lies.
-    pub id: MessageId,
-    /// Its topic, with the partition.
-    pub topic: Arc<str>,
-    /// The value's bytes, decompressed and out of its batch.
-    pub payload: Bytes,
-    /// There is no value.
-    pub null_value: bool,
-    /// Its key.
-    pub key: Option<MessageKey>,
-    /// What Key_Shared subscriptions order by instead of the key.
-    pub ordering_key: Option<Bytes>,
-    /// Names and values of the application.
-    pub properties: Vec<(String, String)>,
-    /// When it was published, in milliseconds since 1970.
-    pub publish_time: u64,
-    /// When what it tells of happened, in milliseconds since 1970; 0 if nobody said.
-    pub event_time: u64,
-    /// Its number at its producer.
-    pub sequence_id: u64,
-    /// Its producer's name.
-    pub producer_name: Arc<str>,
-    /// How often the broker has delivered it before.
-    pub redelivery_count: u32,
-    /// The version of its schema at the broker.
-    pub schema_version: Option<Bytes>,
-    /// The cluster it was replicated from.
-    pub replicated_from: Option<String>,
-    /// When the broker stored it, in milliseconds since 1970, if the broker says so.
-    pub broker_publish_time: Option<u64>,
-    /// Its index in the topic, if the broker says so.
-    pub index: Option<u64>,
-    /// Which epoch of redelivery it belongs to (PIP-84).
-    pub consumer_epoch: Option<u64>,
-}
-
 /// A received message with a value of type `T`, decoded when first asked for. Clones share it.
 pub struct Message<T> {
     inner: Arc<Inner<T>>,
@@ -358,64 +319,61 @@ impl<T: 'static> Message<T> {
     /// Whether there is no value.
     #[must_use]
     pub fn is_null(&self) -> bool {
-        self.raw().null_value
+        self.raw().is_null()
     }
 
     /// Its key, if it has one; of a key in bytes, their base64.
     #[must_use]
     pub fn key(&self) -> Option<&str> {
-        self.raw().key.as_ref().map(|key| key.text.as_str())
+        self.raw().key()
     }
 
     /// Its key in bytes, if it has one.
     #[must_use]
     pub fn key_bytes(&self) -> Option<Bytes> {
-        self.raw().key.as_ref().map(MessageKey::to_bytes)
+        key_of(self.raw()).as_ref().map(MessageKey::to_bytes)
     }
 
     /// What Key_Shared subscriptions order by instead of the key.
     #[must_use]
     pub fn ordering_key(&self) -> Option<&Bytes> {
-        self.raw().ordering_key.as_ref()
+        self.raw().ordering_key()
     }
 
     /// Its properties, in the order of the sender.
-    #[must_use]
-    pub fn properties(&self) -> &[(String, String)] {
-        &self.raw().properties
+    pub fn properties(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.raw().properties().iter();
+        pairs.map(|pair| (pair.key.as_str(), pair.value.as_str()))
     }
 
     /// The property of this name.
     #[must_use]
     pub fn property(&self, name: &str) -> Option<&str> {
-        let found = self.properties().iter().find(|(known, _)| known == name);
-        found.map(|(_, value)| value.as_str())
+        self.raw().property(name)
     }
 
     /// When it was published.
     #[must_use]
     pub fn publish_time(&self) -> SystemTime {
-        time_of(self.raw().publish_time)
+        time_of(self.raw().publish_time())
     }
 
     /// When what it tells of happened, if the sender said so.
     #[must_use]
     pub fn event_time(&self) -> Option<SystemTime> {
-        Some(self.raw().event_time)
-            .filter(|time| *time > 0)
-            .map(time_of)
+        self.raw().event_time().map(time_of)
     }
 
     /// Its number at its producer.
     #[must_use]
     pub fn sequence_id(&self) -> u64 {
-        self.raw().sequence_id
+        self.raw().sequence_id()
     }
 
     /// Its producer's name.
     #[must_use]
     pub fn producer_name(&self) -> &str {
-        &self.raw().producer_name
+        self.raw().producer_name()
     }
 
     /// How often the broker has delivered it before.
@@ -427,8 +385,16 @@ impl<T: 'static> Message<T> {
     /// The version of its schema at the broker.
     #[must_use]
     pub fn schema_version(&self) -> Option<&Bytes> {
-        self.raw().schema_version.as_ref()
+        self.raw().schema_version()
     }
+}
+
+/// The key of a received message.
+pub(crate) fn key_of(message: &ReceivedMessage) -> Option<MessageKey> {
+    message.key().map(|text| MessageKey {
+        text: text.to_owned(),
+        base64: message.key_is_base64(),
+    })
 }
 
 fn time_of(millis: u64) -> SystemTime {
@@ -496,26 +462,29 @@ mod tests {
 
     use super::*;
     use crate::schema;
+    use vela_proto::{KeyValue, MessageMetadata};
 
-    fn received(payload: &[u8]) -> ReceivedMessage {
+    fn received(payload: &'static [u8]) -> ReceivedMessage {
         ReceivedMessage {
-            id: MessageId::entry(1, 2),
             topic: "persistent://public/default/t".into(),
-            payload: Bytes::copy_from_slice(payload),
-            null_value: false,
-            key: Some(MessageKey::bytes([0, 255])),
-            ordering_key: None,
-            properties: vec![("a".to_owned(), "b".to_owned())],
-            publish_time: 1000,
-            event_time: 0,
-            sequence_id: 7,
-            producer_name: "p".into(),
+            id: MessageId::entry(1, 2),
+            first_chunk: None,
+            payload: Bytes::from_static(payload),
+            metadata: Arc::new(MessageMetadata {
+                producer_name: "p".into(),
+                sequence_id: 7,
+                publish_time: 1000,
+                partition_key: Some("AP8=".into()),
+                partition_key_b64_encoded: Some(true),
+                properties: vec![KeyValue {
+                    key: "a".into(),
+                    value: "b".into(),
+                }],
+                ..MessageMetadata::default()
+            }),
+            single: None,
             redelivery_count: 0,
-            schema_version: None,
-            replicated_from: None,
-            broker_publish_time: None,
-            index: None,
-            consumer_epoch: None,
+            encrypted: false,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Pairs: both in the payload, or the key as the message's key.
 
 use super::{Schema, SchemaInfo, SchemaType};
-use crate::message::{MessageKey, OutgoingMessage, ReceivedMessage};
+use crate::message::{MessageKey, OutgoingMessage, ReceivedMessage, key_of};
 use crate::{Error, Result};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -120,7 +120,7 @@ impl<K: Schema, V: Schema> Schema for KeyValue<K, V> {
         match self.encoding {
             KeyValueEncoding::Inline => self.decode(&message.payload, None),
             KeyValueEncoding::Separated => {
-                let Some(key) = &message.key else {
+                let Some(key) = key_of(message) else {
                     return Err(Error::Schema(format!("message {} has no key", message.id)));
                 };
                 Ok((

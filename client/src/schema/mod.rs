@@ -119,13 +119,16 @@ pub trait Schema: Send + Sync + 'static {
     /// # Errors
     /// As [`Schema::decode`], and if the message has no value.
     fn decode_message(&self, message: &ReceivedMessage) -> Result<Self::Value> {
-        if message.null_value {
+        if message.is_null() {
             return Err(Error::Schema(format!(
                 "message {} has no value",
                 message.id
             )));
         }
-        self.decode(&message.payload, message.schema_version.as_deref())
+        self.decode(
+            &message.payload,
+            message.schema_version().map(AsRef::as_ref),
+        )
     }
 
     /// Whether values can only be decoded with the definition their writer used: then [`Schema::learn`] is called with
