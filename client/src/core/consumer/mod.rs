@@ -28,7 +28,7 @@ use vela_proto::{BaseCommand, ServerError};
 pub use ackset::AckSet;
 pub use config::{
     ConsumerConfig, CryptoFailureAction, DeadLetterPolicy, KeySharedPolicy, RedeliveryBackoff,
-    StartPosition, SubscriptionType,
+    SubscriptionType,
 };
 pub use dead_letter::{
     DELAY_TIME, ORIGIN_MESSAGE_ID, ORIGIN_MESSAGE_IDY_TIME, REAL_SUBSCRIPTION, REAL_TOPIC,
@@ -36,7 +36,6 @@ pub use dead_letter::{
 };
 pub use message::{EntryId, ReceivedMessage};
 pub use permits::{Audit, BadPermits, Ledger, Permits};
-pub use position::SeekTarget;
 
 use crate::{Error, MessageId};
 use acks::{Acks, Cumulative};

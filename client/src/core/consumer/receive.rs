@@ -282,20 +282,10 @@ impl Consumer {
         encrypted: bool,
         wire: &mut impl Wire,
     ) -> Result<(), Violation> {
-        let id = delivery.id(-1, 0);
-        let first_chunk = chunks
-            .as_ref()
-            .and_then(|ids| ids.first())
-            .map(|first| MessageId {
-                ledger: first.ledger,
-                entry: first.entry,
-                ..id
-            });
-        // A chunked message is where its first chunk is.
-        let start = first_chunk.map_or(delivery.entry, EntryId::from);
-        if self.position.is_before(delivery.entry, None)
-            || (self.position.is_before(start, None) && !self.config.durable)
-        {
+        let mut id = delivery.id(-1, 0);
+        let first = chunks.as_ref().and_then(|ids| ids.first());
+        id.first_chunk = first.map(|first| (first.ledger, first.entry));
+        if self.position.is_before(delivery.entry, None) {
             self.stats.skipped += 1;
             if self.config.durable {
                 for entry in chunks.unwrap_or_else(|| vec![delivery.entry]) {
@@ -314,7 +304,6 @@ impl Consumer {
         let message = ReceivedMessage {
             topic: Arc::clone(&self.config.topic),
             id,
-            first_chunk,
             payload,
             metadata: Arc::clone(&delivery.metadata),
             single: None,
@@ -379,7 +368,6 @@ impl Consumer {
             let message = ReceivedMessage {
                 topic: Arc::clone(&self.config.topic),
                 id: delivery.id(index as i32, count),
-                first_chunk: None,
                 payload: payload.slice_ref(message.payload),
                 metadata: Arc::clone(&delivery.metadata),
                 single: Some(message.metadata),

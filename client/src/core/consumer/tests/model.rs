@@ -559,13 +559,11 @@ impl World {
 
     fn seek(&mut self, entry: u64) {
         let id = MessageId {
-            ledger: 1,
-            entry,
             batch_index: -1,
-            partition: -1,
             batch_size: 0,
+            ..MessageId::entry(1, entry)
         };
-        let target = SeekTarget::Position(StartPosition::Id(id));
+        let target = StartPosition::at(id);
         self.next_call += 1;
         self.hand.clear();
         let (now, call, bench) = (self.bench.now, self.next_call, &mut self.bench);
@@ -695,7 +693,6 @@ fn config() -> impl Strategy<Value = ConsumerConfig> {
                     config.dead_letter = dead.map(DeadLetterPolicy::new);
                 }
                 config.start = StartPosition::Earliest;
-                config.start_message_id_inclusive = true;
                 config.receiver_queue_size = queue;
                 config.ack_receipt = receipts;
                 config.batch_index_ack = index_ack;
