@@ -256,7 +256,7 @@ fn each_message_is_a_dead_letter_once() {
         for worker in workers {
             worker.abort();
         }
-        assert_eq!(client.memory_used(), 0);
+        assert_eq!(client.memory().used(), 0);
     });
 }
 

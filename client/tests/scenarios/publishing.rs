@@ -16,7 +16,7 @@ fn receipts_come_in_send_order_with_rising_ids() {
         for batched in [false, true] {
             let producer = client
                 .producer(&topic)
-                .enable_batching(batched)
+                .batching(batched)
                 .build()
                 .await
                 .unwrap();
@@ -74,7 +74,7 @@ fn every_payload_comes_back() {
                 let producer = client
                     .producer(&topic)
                     .compression(compression)
-                    .enable_batching(batched);
+                    .batching(batched);
                 let producer = producer.build().await.unwrap();
                 publish(&producer, &sent).await;
                 assert_eq!(
@@ -99,7 +99,7 @@ fn properties_keys_and_times_survive() {
         for batched in [false, true] {
             let producer = client
                 .producer(&topic)
-                .enable_batching(batched)
+                .batching(batched)
                 .build()
                 .await
                 .unwrap();
@@ -164,8 +164,8 @@ fn a_message_that_is_too_large_fails_alone_and_chunks_carry_it() {
             .unwrap();
         let chunking = client
             .producer(&topic)
-            .enable_batching(false)
-            .enable_chunking(true)
+            .batching(false)
+            .chunking(true)
             .build()
             .await
             .unwrap();
@@ -183,7 +183,7 @@ fn a_message_that_is_too_large_fails_alone_and_chunks_carry_it() {
             (id, id.first_chunk_id())
         );
         consumer.ack(&messages[1]).await.unwrap();
-        assert_eq!(client.memory_used(), 0);
+        assert_eq!(client.memory().used(), 0);
     });
 }
 
@@ -200,14 +200,14 @@ fn names_are_given_taken_and_freed() {
         assert_ne!(one.name(), two.name());
         let named = client
             .producer(&topic)
-            .producer_name("n")
+            .name("n")
             .build()
             .await
             .unwrap();
         let other = broker.client().await;
         let busy = other
             .producer(&topic)
-            .producer_name("n")
+            .name("n")
             .build()
             .await
             .unwrap_err();
@@ -215,7 +215,7 @@ fn names_are_given_taken_and_freed() {
         named.close().await.unwrap();
         let again = other
             .producer(&topic)
-            .producer_name("n")
+            .name("n")
             .build()
             .await
             .unwrap();
@@ -275,7 +275,7 @@ fn an_exclusive_producer_keeps_others_out() {
             ),
             "{fenced}"
         );
-        assert_eq!(client.memory_used(), 0);
+        assert_eq!(client.memory().used(), 0);
     });
 }
 
@@ -298,7 +298,7 @@ fn a_terminated_topic_takes_no_more() {
         assert!(matches!(ended, Error::TopicTerminated), "{ended}");
         let mut consumer = subscribe(&client, &topic, SubscriptionType::Exclusive).await;
         assert_eq!(payloads(&take(&mut consumer, 10).await), numbers(10));
-        assert_eq!(client.memory_used(), 0);
+        assert_eq!(client.memory().used(), 0);
     });
 }
 
@@ -348,8 +348,8 @@ fn keys_stay_in_their_partition_and_the_rest_goes_round() {
         assert_eq!(spread, [0, 0, 1, 1, 2, 2, 3, 3]);
         let single = client
             .producer(&topic)
-            .message_routing_mode(RoutingMode::SinglePartition);
-        let single = single.enable_batching(false).build().await.unwrap();
+            .routing_mode(RoutingMode::SinglePartition);
+        let single = single.batching(false).build().await.unwrap();
         let ids = publish(&single, &numbers(8)).await;
         assert_eq!(
             ids.iter()
@@ -359,7 +359,7 @@ fn keys_stay_in_their_partition_and_the_rest_goes_round() {
             1
         );
         take(&mut consumer, 16).await;
-        assert_eq!(client.memory_used(), 0);
+        assert_eq!(client.memory().used(), 0);
     });
 }
 
@@ -384,7 +384,7 @@ fn many_producers_and_topics_share_a_client() {
         for task in tasks {
             task.await.unwrap();
         }
-        assert_eq!(client.memory_used(), 0);
+        assert_eq!(client.memory().used(), 0);
     });
 }
 

@@ -107,7 +107,7 @@ fn nothing_confirmed_is_lost_and_nothing_hangs_over_restarts() {
             );
         }
         assert!(confirmed.len() > 200, "{}", confirmed.len());
-        assert_eq!(client.memory_used(), 0);
+        assert_eq!(client.memory().used(), 0);
         consuming.abort();
         drop(process);
     });
@@ -144,7 +144,7 @@ fn a_silent_connection_is_given_up() {
                 break;
             }
         }
-        assert_eq!(client.memory_used(), 0);
+        assert_eq!(client.memory().used(), 0);
     });
 }
 
@@ -190,7 +190,7 @@ fn a_small_queue_takes_any_number_of_batches() {
             consumer.ack(&message).await.unwrap();
         }
         in_time("the sender", sending).await.unwrap();
-        assert_eq!(client.memory_used(), 0);
+        assert_eq!(client.memory().used(), 0);
     });
 }
 

@@ -174,7 +174,7 @@ fn what_does_not_fit_is_refused() {
         let message = in_time("a message", consumer.receive()).await.unwrap();
         assert_eq!(message.value().unwrap(), &order);
         assert_eq!(message.payload(), r#"{"id":3,"item":null}"#);
-        assert_eq!(client.memory_used(), 0);
+        assert_eq!(client.memory().used(), 0);
     });
 }
 

@@ -160,7 +160,7 @@ fn keys_keep_their_order_and_their_consumer() {
         }
         let producer = client
             .producer(&topic)
-            .key_based_batching(true)
+            .batching_by_key(true)
             .build()
             .await
             .unwrap();

@@ -32,14 +32,14 @@ pub async fn publish(producer: &Producer<Bytes>, payloads: &[Bytes]) -> Vec<Mess
 pub async fn plain_producer(client: &Client, topic: &str) -> Producer<Bytes> {
     client
         .producer(topic)
-        .enable_batching(false)
+        .batching(false)
         .build()
         .await
         .unwrap()
 }
 
 /// A producer whose batches go when they are flushed, or full.
-pub async fn batch_producer(client: &Client, topic: &str, messages: u32) -> Producer<Bytes> {
+pub async fn batch_producer(client: &Client, topic: &str, messages: usize) -> Producer<Bytes> {
     let producer = client.producer(topic).batching_max_messages(messages);
     producer
         .batching_max_publish_delay(Duration::from_secs(5))
