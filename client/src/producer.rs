@@ -846,3 +846,27 @@ impl<T> fmt::Debug for Producer<T> {
             .finish_non_exhaustive()
     }
 }
+
+impl From<Vec<u8>> for Outgoing<Bytes> {
+    fn from(value: Vec<u8>) -> Self {
+        Self::new(value.into())
+    }
+}
+
+impl From<&'static str> for Outgoing<Bytes> {
+    fn from(value: &'static str) -> Self {
+        Self::new(Bytes::from_static(value.as_bytes()))
+    }
+}
+
+impl From<String> for Outgoing<Bytes> {
+    fn from(value: String) -> Self {
+        Self::new(value.into())
+    }
+}
+
+impl From<&str> for Outgoing<String> {
+    fn from(value: &str) -> Self {
+        Self::new(value.to_owned())
+    }
+}
