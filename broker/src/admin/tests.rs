@@ -13,6 +13,7 @@ use vela_limiter::Throttle;
 
 /// A broker without threads: metadata in memory, an engine whose disk is done at once, and a sample that tests change.
 pub(super) struct Fake {
+    settings: Arc<Settings>,
     sample: Mutex<Sample>,
     meta: Mutex<MemoryMeta>,
     pub(super) engine: Mutex<Engine>,
@@ -98,7 +99,7 @@ impl Broker for Fake {
         let found = self.meta.lock().unwrap().list("config/").unwrap();
         let text = |value: &Bytes| String::from_utf8(value.to_vec()).unwrap();
         Configuration {
-            settings: Arc::new(Settings::default()),
+            settings: Arc::clone(&self.settings),
             overrides: found
                 .iter()
                 .map(|(key, found)| (key["config/".len()..].to_owned(), text(&found.value)))
@@ -227,11 +228,34 @@ impl Http {
         Self::with(cores::LIMIT)
     }
 
+    /// With settings.
+    pub(super) fn configured(settings: Settings) -> Self {
+        Self::made(cores::LIMIT, settings)
+    }
+
+    /// A connection.
+    pub(super) fn connect(&self) -> std::net::TcpStream {
+        std::net::TcpStream::connect(("127.0.0.1", self.port)).unwrap()
+    }
+
+    /// Somebody is answered, sooner or later.
+    pub(super) fn is_served(&self) {
+        assert_eq!(
+            self.call("GET", "/admin/v2/brokers/health", "", "").status,
+            200
+        );
+    }
+
     pub(super) fn with(limit: Duration) -> Self {
+        Self::made(limit, Settings::default())
+    }
+
+    fn made(limit: Duration, settings: Settings) -> Self {
         let mut meta = MemoryMeta::default();
         meta.put("namespace/t/n", Bytes::from_static(b"{\"x\":1}"), None)
             .unwrap();
         let fake = Arc::new(Fake {
+            settings: Arc::new(settings),
             sample: Mutex::new(Sample {
                 ready: true,
                 cores: vec![CoreSample::default(), CoreSample::default()],

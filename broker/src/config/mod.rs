@@ -135,6 +135,22 @@ settings! {
     web_service_port: u16 = 8080,
     "webServicePort" in 0..=65535 aka "web-port";
 
+    /// HTTP connections that are served at once. Further ones wait to be accepted.
+    max_http_server_connections: u64 = 2048,
+    "maxHttpServerConnections" in 1..=1000000 as "connections";
+
+    /// How long an HTTP connection may be idle, and how long the headers of a request, its body, or reading a part of the answer may take.
+    http_server_idle_timeout: u64 = 30_000,
+    "httpServerIdleTimeout" in 100..=86400000 as "milliseconds";
+
+    /// Largest headers of an HTTP request.
+    http_max_request_header_size: u64 = 8192,
+    "httpMaxRequestHeaderSize" in 8192..=1048576 as "bytes";
+
+    /// Largest body of an HTTP request. All bodies at once take at most 64 MiB.
+    http_max_request_size: u64 = 1_048_576,
+    "httpMaxRequestSize" in 1024..=67108864 as "bytes";
+
     /// Address that both ports listen on.
     bind_address: String = "0.0.0.0".to_owned(),
     "bindAddress" aka "bind";
