@@ -48,20 +48,36 @@ pub(super) async fn consume(
         consumer: consumer?,
         ack: !arguments.no_ack,
     };
-    let ended = receive(connection, &arguments.receive, interrupt, &mut source, "consumed").await;
+    let ended = receive(
+        connection,
+        &arguments.receive,
+        interrupt,
+        &mut source,
+        "consumed",
+    )
+    .await;
     // Closing sends what was acknowledged and not yet told.
     let closed = source.consumer.close().await;
     ended?;
     Ok(closed?)
 }
 
-pub(super) async fn read(connection: &Connection, arguments: &Read, mut interrupt: Interrupt) -> Result<(), Failure> {
-    let start = match (arguments.start_publish_time, arguments.start_message_id.as_str()) {
+pub(super) async fn read(
+    connection: &Connection,
+    arguments: &Read,
+    mut interrupt: Interrupt,
+) -> Result<(), Failure> {
+    let start = match (
+        arguments.start_publish_time,
+        arguments.start_message_id.as_str(),
+    ) {
         (Some(time), _) => StartPosition::Time(time),
         (None, "earliest") => StartPosition::Earliest,
         (None, "latest") => StartPosition::Latest,
         (None, id) => StartPosition::Message {
-            id: id.parse().map_err(|error: crate::Error| Failure::usage(error.to_string()))?,
+            id: id
+                .parse()
+                .map_err(|error: crate::Error| Failure::usage(error.to_string()))?,
             inclusive: arguments.start_message_id_inclusive,
         },
     };
@@ -78,7 +94,14 @@ pub(super) async fn read(connection: &Connection, arguments: &Read, mut interrup
         reader: reader?,
         until_end: arguments.until_end,
     };
-    let ended = receive(connection, &arguments.receive, interrupt, &mut source, "read").await;
+    let ended = receive(
+        connection,
+        &arguments.receive,
+        interrupt,
+        &mut source,
+        "read",
+    )
+    .await;
     let closed = source.reader.close().await;
     ended?;
     Ok(closed?)
@@ -174,7 +197,12 @@ impl Receiving<'_> {
             };
             let bytes = message.payload().len();
             if !self.arguments.hide_content {
-                show(&mut self.out, &message, self.arguments.output, self.connection.json)?;
+                show(
+                    &mut self.out,
+                    &message,
+                    self.arguments.output,
+                    self.connection.json,
+                )?;
             }
             source.done(&message).await?;
             self.progress.done(bytes);
@@ -197,7 +225,10 @@ impl Receiving<'_> {
         let waited = std::time::Instant::now();
         let mut patience = IDLE;
         loop {
-            match interrupt.unless(tokio::time::timeout(patience, coming.as_mut())).await {
+            match interrupt
+                .unless(tokio::time::timeout(patience, coming.as_mut()))
+                .await
+            {
                 None => return Ok(None),
                 Some(Ok(message)) => return Ok(message?),
                 Some(Err(_)) => {

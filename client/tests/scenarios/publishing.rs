@@ -198,27 +198,12 @@ fn names_are_given_taken_and_freed() {
             plain_producer(&client, &topic).await,
         );
         assert_ne!(one.name(), two.name());
-        let named = client
-            .producer(&topic)
-            .name("n")
-            .build()
-            .await
-            .unwrap();
+        let named = client.producer(&topic).name("n").build().await.unwrap();
         let other = broker.client().await;
-        let busy = other
-            .producer(&topic)
-            .name("n")
-            .build()
-            .await
-            .unwrap_err();
+        let busy = other.producer(&topic).name("n").build().await.unwrap_err();
         assert!(matches!(busy, Error::Broker { .. }), "{busy}");
         named.close().await.unwrap();
-        let again = other
-            .producer(&topic)
-            .name("n")
-            .build()
-            .await
-            .unwrap();
+        let again = other.producer(&topic).name("n").build().await.unwrap();
         assert_eq!(again.name(), "n");
     });
 }
