@@ -5,10 +5,14 @@
 //! tokio runtime, or in the client's own callbacks, fails with [`Error::WouldBlock`] instead: it could stand in the way of what it waits for.
 
 use crate::admission::may_block;
-use crate::message::Outgoing;
-use crate::{ClientBuilder, Error, MessageId, ProducerBuilder, Result, SendFuture};
+use crate::message::{AsMessageId, Message, Outgoing};
+use crate::{
+    ClientBuilder, ConsumerBuilder, Error, MessageId, ProducerBuilder, ReaderBuilder, Result,
+    SendFuture, StartPosition,
+};
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 /// The runtime of a blocking client; it may be dropped anywhere.
@@ -105,6 +109,30 @@ impl Client {
             place: self.place.clone(),
         })
     }
+
+    /// A consumer with these settings.
+    ///
+    /// # Errors
+    /// As [`ConsumerBuilder::build`]; [`Error::WouldBlock`].
+    pub fn build_consumer<T: 'static>(&self, builder: ConsumerBuilder<T>) -> Result<Consumer<T>> {
+        let consumer = self.place.wait("opening a consumer", builder.build())?;
+        Ok(Consumer {
+            consumer,
+            place: self.place.clone(),
+        })
+    }
+
+    /// A reader with these settings.
+    ///
+    /// # Errors
+    /// As [`ReaderBuilder::build`]; [`Error::WouldBlock`].
+    pub fn build_reader<T: 'static>(&self, builder: ReaderBuilder<T>) -> Result<Reader<T>> {
+        let reader = self.place.wait("opening a reader", builder.build())?;
+        Ok(Reader {
+            reader,
+            place: self.place.clone(),
+        })
+    }
 }
 
 /// A producer whose calls wait on the calling thread. Clones are the same producer.
@@ -181,5 +209,156 @@ impl<T: 'static> Producer<T> {
     #[must_use]
     pub fn asynchronous(&self) -> &crate::Producer<T> {
         &self.producer
+    }
+}
+
+/// A consumer whose calls wait on the calling thread. Clones are the same consumer.
+#[derive(Debug)]
+pub struct Consumer<T> {
+    consumer: crate::Consumer<T>,
+    place: Place,
+}
+
+impl<T> Clone for Consumer<T> {
+    fn clone(&self) -> Self {
+        Self {
+            consumer: self.consumer.clone(),
+            place: self.place.clone(),
+        }
+    }
+}
+
+impl<T: 'static> Consumer<T> {
+    /// The next message.
+    ///
+    /// # Errors
+    /// As [`crate::Consumer::receive`]; [`Error::WouldBlock`].
+    pub fn receive(&self) -> Result<Message<T>> {
+        self.place.wait("receiving", self.consumer.receive())
+    }
+
+    /// The next message, or none if none comes for this long.
+    ///
+    /// # Errors
+    /// As [`Consumer::receive`].
+    pub fn receive_timeout(&self, patience: Duration) -> Result<Option<Message<T>>> {
+        self.place
+            .wait("receiving", within(patience, self.consumer.receive()))
+    }
+
+    /// Acknowledges a message.
+    ///
+    /// # Errors
+    /// As [`crate::Consumer::ack`]; [`Error::WouldBlock`].
+    pub fn ack(&self, message: impl AsMessageId) -> Result<()> {
+        self.place.wait("acknowledging", self.consumer.ack(message))
+    }
+
+    /// Acknowledges a message and all before it.
+    ///
+    /// # Errors
+    /// As [`crate::Consumer::ack_cumulative`]; [`Error::WouldBlock`].
+    pub fn ack_cumulative(&self, message: impl AsMessageId) -> Result<()> {
+        self.place
+            .wait("acknowledging", self.consumer.ack_cumulative(message))
+    }
+
+    /// Asks for a message again, after a while.
+    ///
+    /// # Errors
+    /// As [`crate::Consumer::nack`]; [`Error::WouldBlock`].
+    pub fn nack(&self, message: &Message<T>) -> Result<()> {
+        self.place
+            .wait("a negative acknowledgement", self.consumer.nack(message))
+    }
+
+    /// Goes on elsewhere.
+    ///
+    /// # Errors
+    /// As [`crate::Consumer::seek`]; [`Error::WouldBlock`].
+    pub fn seek(&self, position: StartPosition) -> Result<()> {
+        self.place.wait("seeking", self.consumer.seek(position))
+    }
+
+    /// Removes the subscription.
+    ///
+    /// # Errors
+    /// As [`crate::Consumer::unsubscribe`]; [`Error::WouldBlock`].
+    pub fn unsubscribe(&self) -> Result<()> {
+        self.place
+            .wait("unsubscribing", self.consumer.unsubscribe())
+    }
+
+    /// Closes the consumer; the subscription stays.
+    ///
+    /// # Errors
+    /// As [`crate::Consumer::close`]; [`Error::WouldBlock`].
+    pub fn close(&self) -> Result<()> {
+        self.place.wait("closing a consumer", self.consumer.close())
+    }
+
+    /// The consumer itself, with its asynchronous calls.
+    #[must_use]
+    pub fn asynchronous(&self) -> &crate::Consumer<T> {
+        &self.consumer
+    }
+}
+
+/// A reader whose calls wait on the calling thread.
+#[derive(Debug)]
+pub struct Reader<T> {
+    reader: crate::Reader<T>,
+    place: Place,
+}
+
+impl<T: 'static> Reader<T> {
+    /// The next message.
+    ///
+    /// # Errors
+    /// As [`crate::Reader::next`]; [`Error::WouldBlock`].
+    pub fn read(&mut self) -> Result<Message<T>> {
+        self.place.wait("reading", self.reader.next())
+    }
+
+    /// The next message, or none if none comes for this long.
+    ///
+    /// # Errors
+    /// As [`Reader::read`].
+    pub fn read_timeout(&mut self, patience: Duration) -> Result<Option<Message<T>>> {
+        self.place
+            .wait("reading", within(patience, self.reader.next()))
+    }
+
+    /// Whether there is a message that was not read.
+    ///
+    /// # Errors
+    /// As [`crate::Reader::has_message_available`]; [`Error::WouldBlock`].
+    pub fn has_message_available(&self) -> Result<bool> {
+        self.place
+            .wait("a question", self.reader.has_message_available())
+    }
+
+    /// Closes the reader.
+    ///
+    /// # Errors
+    /// As [`crate::Reader::close`]; [`Error::WouldBlock`].
+    pub fn close(&self) -> Result<()> {
+        self.place.wait("closing a reader", self.reader.close())
+    }
+
+    /// The reader itself, with its asynchronous calls.
+    #[must_use]
+    pub fn asynchronous(&mut self) -> &mut crate::Reader<T> {
+        &mut self.reader
+    }
+}
+
+async fn within<T>(
+    patience: Duration,
+    future: impl Future<Output = Result<T>>,
+) -> Result<Option<T>> {
+    match tokio::time::timeout(patience, future).await {
+        Ok(output) => output.map(Some),
+        Err(_) => Ok(None),
     }
 }

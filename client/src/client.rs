@@ -65,6 +65,16 @@ impl Client {
         ProducerBuilder::new(self.clone(), topic.into())
     }
 
+    /// A consumer, of bytes unless a schema is set. It needs a topic, several or a pattern, and a subscription.
+    pub fn consumer(&self) -> crate::ConsumerBuilder<bytes::Bytes> {
+        crate::ConsumerBuilder::new(self.clone())
+    }
+
+    /// A reader of this topic, of bytes unless a schema is set.
+    pub fn reader(&self, topic: impl Into<String>) -> crate::ReaderBuilder<bytes::Bytes> {
+        crate::ReaderBuilder::new(self.clone(), topic.into())
+    }
+
     /// Partitions of a topic; 0 if it has none. The broker may create the topic if there is none.
     ///
     /// # Errors

@@ -9,29 +9,45 @@
 pub mod admission;
 pub mod auth;
 pub mod blocking;
+mod builder;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod client;
+mod consumer;
 pub mod core;
+mod dead_letter;
 mod driver;
 mod error;
 mod id;
+mod inbox;
 pub mod message;
+mod multi;
 mod net;
+mod part;
 mod partitioned;
+mod pattern;
 mod producer;
+mod reader;
 pub mod routing;
 pub mod schema;
 pub mod tls;
 pub mod topic;
 
 pub use auth::AuthProvider;
+pub use builder::{ConsumerBuilder, IntoTopics};
 pub use client::{Client, ClientBuilder, DEFAULT_MEMORY_LIMIT};
+pub use consumer::Consumer;
+pub use core::consumer::{
+    ConsumerStats, CryptoFailureAction, DeadLetterPolicy, KeySharedPolicy, ReceivedMessage,
+    RedeliveryBackoff, SubscriptionType,
+};
 pub use core::{AccessMode, Batching};
 pub use error::{Error, Result};
 pub use id::{InitialPosition, MessageId, StartPosition};
-pub use message::{AsMessageId, Message, MessageKey, Outgoing, OutgoingMessage, ReceivedMessage};
+pub use message::{AsMessageId, Message, MessageKey, Outgoing, OutgoingMessage};
+pub use pattern::RegexSubscriptionMode;
 pub use producer::{Producer, ProducerBuilder, SendFuture};
+pub use reader::{Reader, ReaderBuilder};
 pub use routing::{HashingScheme, MessageRouter, RoutingMode};
 pub use schema::{Schema, SchemaInfo};
 pub use tls::TlsOptions;

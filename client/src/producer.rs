@@ -607,6 +607,14 @@ impl ProducerCore {
         self.promise(message, admitted)
     }
 
+    /// Accounts for the message and sends it, whatever room there is: for what releases memory elsewhere.
+    fn send_accounted(&self, message: OutgoingMessage) -> Result<SendFuture> {
+        let bytes = charge(message.payload.len());
+        let reservation = self.client.memory().force_reserve(bytes);
+        let place = None;
+        self.promise(message, Admitted { reservation, place })
+    }
+
     pub(crate) fn try_send(&self, message: OutgoingMessage) -> Result<SendFuture> {
         let admitted = self.admit_blocking(&message, false)?;
         self.promise(message, admitted)
@@ -685,6 +693,11 @@ impl<T: 'static> Producer<T> {
     /// As [`send`](Self::send); [`Error::MemoryBufferIsFull`] or [`Error::ProducerQueueIsFull`] where there is no room.
     pub fn try_send(&self, message: impl Into<Outgoing<T>>) -> Result<SendFuture> {
         self.core.try_send(self.encode(message)?)
+    }
+
+    /// Sends a message that is encoded already, accounted for and never refused for want of room: dead letters.
+    pub(crate) fn send_accounted(&self, message: OutgoingMessage) -> Result<SendFuture> {
+        self.core.send_accounted(message)
     }
 
     /// Sends from a thread outside of async, which waits for room where `block_if_queue_full` is set.

@@ -63,7 +63,7 @@ pub struct Connection {
     #[arg(long, global = true)]
     pub json: bool,
     /// Say nothing on standard error but errors
-    #[arg(long, short, global = true)]
+    #[arg(long, global = true)]
     pub quiet: bool,
 }
 

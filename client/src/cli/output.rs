@@ -114,7 +114,6 @@ mod tests {
         let raw = ReceivedMessage {
             topic: "t".into(),
             id: MessageId::entry(1, 2),
-            first_chunk: None,
             payload: Bytes::from_static(payload),
             metadata: Arc::new(MessageMetadata {
                 producer_name: "p".into(),
