@@ -7,7 +7,8 @@
 use crate::admission::may_block;
 use crate::message::{AsMessageId, Message, Outgoing};
 use crate::{
-    ClientBuilder, ConsumerBuilder, Error, MessageId, ProducerBuilder, ReaderBuilder, Result, SendFuture, StartPosition,
+    ClientBuilder, ConsumerBuilder, Error, MessageId, ProducerBuilder, ReaderBuilder, Result,
+    SendFuture, StartPosition,
 };
 use std::future::Future;
 use std::sync::Arc;
@@ -115,7 +116,10 @@ impl Client {
     /// As [`ConsumerBuilder::build`]; [`Error::WouldBlock`].
     pub fn build_consumer<T: 'static>(&self, builder: ConsumerBuilder<T>) -> Result<Consumer<T>> {
         let consumer = self.place.wait("opening a consumer", builder.build())?;
-        Ok(Consumer { consumer, place: self.place.clone() })
+        Ok(Consumer {
+            consumer,
+            place: self.place.clone(),
+        })
     }
 
     /// A reader with these settings.
@@ -124,7 +128,10 @@ impl Client {
     /// As [`ReaderBuilder::build`]; [`Error::WouldBlock`].
     pub fn build_reader<T: 'static>(&self, builder: ReaderBuilder<T>) -> Result<Reader<T>> {
         let reader = self.place.wait("opening a reader", builder.build())?;
-        Ok(Reader { reader, place: self.place.clone() })
+        Ok(Reader {
+            reader,
+            place: self.place.clone(),
+        })
     }
 }
 
@@ -235,7 +242,8 @@ impl<T: 'static> Consumer<T> {
     /// # Errors
     /// As [`Consumer::receive`].
     pub fn receive_timeout(&self, patience: Duration) -> Result<Option<Message<T>>> {
-        self.place.wait("receiving", within(patience, self.consumer.receive()))
+        self.place
+            .wait("receiving", within(patience, self.consumer.receive()))
     }
 
     /// Acknowledges a message.
@@ -251,7 +259,8 @@ impl<T: 'static> Consumer<T> {
     /// # Errors
     /// As [`crate::Consumer::ack_cumulative`]; [`Error::WouldBlock`].
     pub fn ack_cumulative(&self, message: impl AsMessageId) -> Result<()> {
-        self.place.wait("acknowledging", self.consumer.ack_cumulative(message))
+        self.place
+            .wait("acknowledging", self.consumer.ack_cumulative(message))
     }
 
     /// Asks for a message again, after a while.
@@ -259,7 +268,8 @@ impl<T: 'static> Consumer<T> {
     /// # Errors
     /// As [`crate::Consumer::nack`]; [`Error::WouldBlock`].
     pub fn nack(&self, message: &Message<T>) -> Result<()> {
-        self.place.wait("a negative acknowledgement", self.consumer.nack(message))
+        self.place
+            .wait("a negative acknowledgement", self.consumer.nack(message))
     }
 
     /// Goes on elsewhere.
@@ -275,7 +285,8 @@ impl<T: 'static> Consumer<T> {
     /// # Errors
     /// As [`crate::Consumer::unsubscribe`]; [`Error::WouldBlock`].
     pub fn unsubscribe(&self) -> Result<()> {
-        self.place.wait("unsubscribing", self.consumer.unsubscribe())
+        self.place
+            .wait("unsubscribing", self.consumer.unsubscribe())
     }
 
     /// Closes the consumer; the subscription stays.
@@ -314,7 +325,8 @@ impl<T: 'static> Reader<T> {
     /// # Errors
     /// As [`Reader::read`].
     pub fn read_timeout(&mut self, patience: Duration) -> Result<Option<Message<T>>> {
-        self.place.wait("reading", within(patience, self.reader.next()))
+        self.place
+            .wait("reading", within(patience, self.reader.next()))
     }
 
     /// Whether there is a message that was not read.
@@ -322,7 +334,8 @@ impl<T: 'static> Reader<T> {
     /// # Errors
     /// As [`crate::Reader::has_message_available`]; [`Error::WouldBlock`].
     pub fn has_message_available(&self) -> Result<bool> {
-        self.place.wait("a question", self.reader.has_message_available())
+        self.place
+            .wait("a question", self.reader.has_message_available())
     }
 
     /// Closes the reader.
@@ -340,7 +353,10 @@ impl<T: 'static> Reader<T> {
     }
 }
 
-async fn within<T>(patience: Duration, future: impl Future<Output = Result<T>>) -> Result<Option<T>> {
+async fn within<T>(
+    patience: Duration,
+    future: impl Future<Output = Result<T>>,
+) -> Result<Option<T>> {
     match tokio::time::timeout(patience, future).await {
         Ok(output) => output.map(Some),
         Err(_) => Ok(None),

@@ -421,7 +421,7 @@ impl<T: 'static> ConsumerBuilder<T> {
         };
         let subscription = settings.config.subscription.clone();
         if settings.enable_retry
-            && let Some(first) = topics.first()
+            && let Some(first) = topics.first().cloned()
         {
             let policy = settings
                 .config
@@ -429,11 +429,11 @@ impl<T: 'static> ConsumerBuilder<T> {
                 .get_or_insert_with(|| DeadLetterPolicy::new(DEFAULT_RECONSUME_TIMES));
             let retry = policy
                 .retry_letter_topic
-                .get_or_insert_with(|| default_topic(first, &subscription, "RETRY"));
+                .get_or_insert_with(|| default_topic(&first, &subscription, "RETRY"));
             topics.push(TopicName::parse(retry)?);
             policy
                 .dead_letter_topic
-                .get_or_insert_with(|| default_topic(first, &subscription, "DLQ"));
+                .get_or_insert_with(|| default_topic(&first, &subscription, "DLQ"));
         }
         let letters = settings
             .config

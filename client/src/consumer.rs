@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -104,7 +104,7 @@ pub struct Consumer<T> {
     pub(crate) core: Arc<ConsumerCore>,
     pub(crate) schema: Arc<dyn Schema<Value = T>>,
     /// The next message of the stream, when its schema has to be fetched first.
-    next: Option<Next<T>>,
+    next: Mutex<Option<Next<T>>>,
 }
 
 impl<T: 'static> Consumer<T> {
@@ -112,7 +112,7 @@ impl<T: 'static> Consumer<T> {
         Self {
             core,
             schema,
-            next: None,
+            next: Mutex::default(),
         }
     }
 
@@ -429,11 +429,12 @@ where
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
         let result = loop {
-            if let Some(next) = &mut this.next {
+            let waiting = this.next.get_mut().unwrap_or_else(PoisonError::into_inner);
+            if let Some(next) = waiting {
                 match next.as_mut().poll(context) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(result) => {
-                        this.next = None;
+                        *waiting = None;
                         break result;
                     }
                 }
@@ -447,7 +448,8 @@ where
                     }
                     this.core.parts.inbox().put_back(message);
                     let consumer = this.clone();
-                    this.next = Some(Box::pin(async move { consumer.receive().await }));
+                    let next: Next<T> = Box::pin(async move { consumer.receive().await });
+                    this.next = Mutex::new(Some(next));
                 }
             }
         };
@@ -463,7 +465,7 @@ impl<T> Clone for Consumer<T> {
         Self {
             core: Arc::clone(&self.core),
             schema: Arc::clone(&self.schema),
-            next: None,
+            next: Mutex::default(),
         }
     }
 }

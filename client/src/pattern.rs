@@ -168,7 +168,6 @@ pub(crate) fn keep(
                 // No watch: the list will do.
                 Some(Err(error)) => {
                     tracing::debug!(pattern = pattern.text, %error, "watching topics");
-                    changes = mpsc::unbounded_channel().1;
                     drop(parts);
                     poll(&client, &watched, &pattern, period).await;
                     return;

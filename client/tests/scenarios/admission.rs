@@ -62,7 +62,11 @@ fn flood(producer: &Producer<Bytes>) -> Arc<Outstanding> {
                 });
                 match sent {
                     Ok(()) => {}
-                    Err(Error::MemoryBufferIsFull { limit: LIMIT, wanted: 2048, .. }) => {
+                    Err(Error::MemoryBufferIsFull {
+                        limit: LIMIT,
+                        wanted: 2048,
+                        ..
+                    }) => {
                         count.now.fetch_sub(1, Ordering::SeqCst);
                         count.refused.fetch_add(1, Ordering::SeqCst);
                     }
@@ -76,7 +80,9 @@ fn flood(producer: &Producer<Bytes>) -> Arc<Outstanding> {
 
 impl Outstanding {
     async fn all_ended(&self) {
-        let ended = || self.done.load(Ordering::SeqCst) + self.refused.load(Ordering::SeqCst) == SENDS as u64;
+        let ended = || {
+            self.done.load(Ordering::SeqCst) + self.refused.load(Ordering::SeqCst) == SENDS as u64
+        };
         eventually("the end of all sends", ended).await;
     }
 }
@@ -87,15 +93,27 @@ fn sends_of_a_tight_loop_wait_at_the_limit() {
     run(async |broker| {
         let client = limited(&broker.url).await;
         for batched in [true, false] {
-            let producer = client.producer(topic("loop")).batching(batched).build().await.unwrap();
+            let producer = client
+                .producer(topic("loop"))
+                .batching(batched)
+                .build()
+                .await
+                .unwrap();
             let count = flood(&producer);
             count.all_ended().await;
             assert_eq!(count.done.load(Ordering::SeqCst), SENDS as u64);
             // One more is counted before it is admitted, and one has ended and not yet been told so.
             let most = count.most.load(Ordering::SeqCst);
-            assert!(most <= OUTSTANDING + 1, "{most} outstanding, {OUTSTANDING} allowed");
+            assert!(
+                most <= OUTSTANDING + 1,
+                "{most} outstanding, {OUTSTANDING} allowed"
+            );
             assert_eq!(client.memory().used(), 0);
-            assert!(client.memory().peak() <= LIMIT, "{}", client.memory().peak());
+            assert!(
+                client.memory().peak() <= LIMIT,
+                "{}",
+                client.memory().peak()
+            );
         }
     });
 }
@@ -108,14 +126,22 @@ fn sends_of_a_task_wait_at_the_limit() {
         let producer = client.producer(topic("task")).build().await.unwrap();
         let mut receipts = Vec::new();
         for _ in 0..SENDS {
-            receipts.push(in_time("admission", producer.send(payload())).await.unwrap());
+            receipts.push(
+                in_time("admission", producer.send(payload()))
+                    .await
+                    .unwrap(),
+            );
             assert!(client.memory().used() <= LIMIT);
         }
         for receipt in receipts {
             in_time("a receipt", receipt).await.unwrap();
         }
         assert_eq!(client.memory().used(), 0);
-        assert!(client.memory().peak() <= LIMIT, "{}", client.memory().peak());
+        assert!(
+            client.memory().peak() <= LIMIT,
+            "{}",
+            client.memory().peak()
+        );
     });
 }
 
@@ -147,14 +173,18 @@ fn threads_wait_at_the_limit_too() {
                     })
                 })
                 .collect();
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            threads
+                .into_iter()
+                .for_each(|thread| thread.join().unwrap());
             assert_eq!(done.load(Ordering::SeqCst), 8_000);
             let memory = client.asynchronous().memory();
             assert_eq!(memory.used(), 0);
             assert!(memory.peak() <= LIMIT, "{}", memory.peak());
             producer
         });
-        let joined = tokio::task::spawn_blocking(move || thread.join()).await.unwrap();
+        let joined = tokio::task::spawn_blocking(move || thread.join())
+            .await
+            .unwrap();
         let producer = joined.unwrap();
         let told = producer.send(payload()).unwrap_err();
         assert!(matches!(told, Error::WouldBlock { .. }), "{told}");
@@ -167,7 +197,10 @@ fn without_leave_to_wait_they_are_refused_at_the_limit() {
     run(async |broker| {
         let relay = Relay::start(&broker.url).await;
         let client = limited(&relay.url).await;
-        let producer = client.producer(topic("refused")).block_if_queue_full(false).send_timeout(Duration::ZERO);
+        let producer = client
+            .producer(topic("refused"))
+            .block_if_queue_full(false)
+            .send_timeout(Duration::ZERO);
         let producer = producer.build().await.unwrap();
         // Without an answer of the broker the loop comes to the limit, however fast the broker is.
         relay.hold(true);
@@ -358,7 +391,11 @@ fn producers_of_a_client_share_its_limit_fairly() {
             let size = if who == 0 { 40 << 10 } else { 100 };
             tasks.push(tokio::spawn(async move {
                 for _ in 0..200 {
-                    producer.send(Bytes::from(vec![0; size])).await.unwrap().detach();
+                    producer
+                        .send(Bytes::from(vec![0; size]))
+                        .await
+                        .unwrap()
+                        .detach();
                     shares.lock().unwrap()[who] += 1;
                 }
                 producer.flush().await.unwrap();

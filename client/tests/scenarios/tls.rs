@@ -48,7 +48,8 @@ impl Relay {
                 if refusing.load(Ordering::SeqCst) {
                     continue;
                 }
-                let (to, acceptor, hold, here) = (to.clone(), acceptor.clone(), hold.clone(), here.clone());
+                let (to, acceptor, hold, here) =
+                    (to.clone(), acceptor.clone(), hold.clone(), here.clone());
                 tokio::spawn(async move {
                     let Ok(broker) = TcpStream::connect(&to).await else {
                         return;
@@ -78,7 +79,12 @@ impl Relay {
     }
 }
 
-async fn carry<S: AsyncRead + AsyncWrite>(client: S, broker: TcpStream, hold: watch::Receiver<bool>, url: &str) {
+async fn carry<S: AsyncRead + AsyncWrite>(
+    client: S,
+    broker: TcpStream,
+    hold: watch::Receiver<bool>,
+    url: &str,
+) {
     let (client_in, client_out) = split(client);
     let (broker_in, broker_out) = split(broker);
     tokio::select! {
@@ -87,11 +93,19 @@ async fn carry<S: AsyncRead + AsyncWrite>(client: S, broker: TcpStream, hold: wa
     }
 }
 
-async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, mut hold: watch::Receiver<bool>) {
+async fn copy(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    mut hold: watch::Receiver<bool>,
+) {
     let mut buffer = vec![0; 16 << 10];
     loop {
-        let Ok(length @ 1..) = from.read(&mut buffer).await else { return };
-        if hold.wait_for(|held| !held).await.is_err() || to.write_all(&buffer[..length]).await.is_err() {
+        let Ok(length @ 1..) = from.read(&mut buffer).await else {
+            return;
+        };
+        if hold.wait_for(|held| !held).await.is_err()
+            || to.write_all(&buffer[..length]).await.is_err()
+        {
             return;
         }
         if to.flush().await.is_err() {
@@ -108,9 +122,12 @@ async fn copy_frames(
     url: &str,
 ) {
     loop {
-        let Ok(length) = from.read_u32().await else { return };
+        let Ok(length) = from.read_u32().await else {
+            return;
+        };
         let mut frame = vec![0; length as usize];
-        if from.read_exact(&mut frame).await.is_err() || hold.wait_for(|held| !held).await.is_err() {
+        if from.read_exact(&mut frame).await.is_err() || hold.wait_for(|held| !held).await.is_err()
+        {
             return;
         }
         let size = u32::from_be_bytes(frame[..4].try_into().unwrap()) as usize;

@@ -318,22 +318,12 @@ fn a_creation_that_failed_is_not_remembered() {
     run(async |broker| {
         let client = Client::builder(&broker.url).build().await.unwrap();
         let topic = topic("again");
-        let holder = client
-            .producer(&topic)
-            .name("n")
-            .build()
-            .await
-            .unwrap();
+        let holder = client.producer(&topic).name("n").build().await.unwrap();
         let other = Client::builder(&broker.url).build().await.unwrap();
         let refused = other.producer(&topic).name("n").build().await;
         assert!(matches!(refused, Err(Error::Broker { .. })), "{refused:?}");
         holder.close().await.unwrap();
-        let producer = other
-            .producer(&topic)
-            .name("n")
-            .build()
-            .await
-            .unwrap();
+        let producer = other.producer(&topic).name("n").build().await.unwrap();
         in_time("a receipt", producer.send_and_wait("x"))
             .await
             .unwrap();
