@@ -36,8 +36,9 @@ pub use self::session::throttling::ReadRule;
 pub use self::settings::{AutoTopicType, PublishPacing, ServiceAddress, Settings};
 pub use self::time::Now;
 pub use self::topic::Books;
-use self::topic::Topics;
+pub(crate) use self::topic::TOO_MANY;
 pub use self::topic::rates::SharedRates;
+use self::topic::{DELETION_TOKEN, Topics};
 use self::watch::WatchIndex;
 use crate::store::chunk::Chunk;
 use crate::store::log::{Lane, LaneState};
@@ -135,6 +136,7 @@ impl Engine {
             },
         };
         engine.cx.configure(config.settings);
+        engine.topics.tell_counts(&mut engine.cx);
         engine
     }
 
@@ -279,6 +281,9 @@ impl Engine {
     pub fn metadata_done(&mut self, token: u64, result: Result<bool, String>, now: Now) {
         if token & registry::TOKEN != 0 {
             return self.schemas.store_done(&mut self.cx, token, result, now);
+        }
+        if token & DELETION_TOKEN != 0 {
+            return self.topics.metadata_done(&mut self.cx, token, result, now);
         }
         self.sessions.metadata_done(&mut self.cx, token, result);
     }

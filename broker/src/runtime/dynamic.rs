@@ -6,7 +6,9 @@
 use super::capacity;
 use super::memory::small_limit;
 use crate::admin::Configuration;
-use crate::config::{self, BufferSize, CacheSize, Settings, Switch, TopicType, definition};
+use crate::config::{
+    self, BufferSize, CacheSize, InactiveTopicMode, Settings, Switch, TopicType, definition,
+};
 use crate::engine::{self, AutoTopicType};
 use crate::logging;
 use std::collections::BTreeMap;
@@ -240,6 +242,8 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         broker_delete_inactive_topics_max_inactive_duration_ms: settings
             .broker_delete_inactive_topics_max_inactive_duration_seconds
             .saturating_mul(1000),
+        broker_delete_inactive_topics_when_caught_up: settings.broker_delete_inactive_topics_mode
+            == InactiveTopicMode::CaughtUp,
         allow_auto_topic_creation: settings.allow_auto_topic_creation,
         allow_auto_topic_creation_type: match settings.allow_auto_topic_creation_type {
             TopicType::NonPartitioned => AutoTopicType::NonPartitioned,
@@ -272,6 +276,8 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_same_address_consumers_per_topic: to_u32(settings.max_same_address_consumers_per_topic),
         max_consumers_per_subscription: to_u32(settings.max_consumers_per_subscription),
         max_subscriptions_per_topic: to_u32(settings.max_subscriptions_per_topic),
+        max_topics_per_namespace: to_u32(settings.max_topics_per_namespace),
+        schema_compatibility_strategy: settings.schema_compatibility_strategy.into(),
         encryption_require_on_producer: settings.encryption_require_on_producer,
         delayed_delivery_max_delay_in_millis: settings.delayed_delivery_max_delay_in_millis,
         delayed_delivery_enabled: settings.delayed_delivery_enabled,
