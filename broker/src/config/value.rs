@@ -109,10 +109,10 @@ macro_rules! choices {
 
         impl Value for $name {
             fn parse(text: &str, _: Option<(u64, u64)>) -> Option<Self> {
-                match text.to_ascii_lowercase().as_str() {
-                    $($text => Some(Self::$variant),)+
-                    _ => None,
-                }
+                $(if text.eq_ignore_ascii_case($text) {
+                    return Some(Self::$variant);
+                })+
+                None
             }
 
             fn show(&self) -> String {
