@@ -7,6 +7,7 @@
 /// Due times of a fixed rate, in nanoseconds, without rounding drift.
 #[derive(Debug, Clone)]
 pub(crate) struct Schedule {
+    /// Events in 1000 seconds.
     rate: u64,
     next: u64,
     /// What `next` was rounded down by, in 1/rate nanoseconds.
@@ -15,9 +16,16 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// `rate` events per second from `start` on.
+    #[cfg(test)]
     pub(crate) fn new(start: u64, rate: u64) -> Self {
+        Self::share(start, rate, 1, 1)
+    }
+
+    /// `part` of `whole` parts of `rate` events per second from `start` on, rounded to a thousandth of an event per second.
+    pub(crate) fn share(start: u64, rate: u64, part: u64, whole: u64) -> Self {
+        let millis = u128::from(rate) * 1000 * u128::from(part) / u128::from(whole.max(1));
         Self {
-            rate: rate.max(1),
+            rate: u64::try_from(millis).unwrap_or(u64::MAX).max(1),
             next: start,
             fraction: 0,
         }
@@ -49,8 +57,8 @@ impl Schedule {
 
     fn step(&mut self, count: u64) -> u64 {
         let due = self.next;
-        // At most 10 000 (a batch) times 10^9: far from overflow.
-        let advance = count * 1_000_000_000 + self.fraction;
+        // At most 10 000 (a batch) times 10^12: within 64 bits.
+        let advance = count * 1_000_000_000_000 + self.fraction;
         self.next += advance / self.rate;
         self.fraction = advance % self.rate;
         due
@@ -74,6 +82,18 @@ mod tests {
             assert_eq!(taken, rate);
             assert_eq!(schedule.group_due(1), 5 + 1_000_000_000);
         }
+    }
+
+    #[test]
+    fn shares_add_up() {
+        let mut parts: Vec<_> = [1, 2, 4]
+            .map(|part| Schedule::share(0, 20_000, part, 7))
+            .into();
+        let taken: usize = parts
+            .iter_mut()
+            .map(|part| std::iter::from_fn(|| part.take(9_999_999_999)).count())
+            .sum();
+        assert!(taken.abs_diff(200_000) <= 3, "{taken}");
     }
 
     #[test]

@@ -10,8 +10,8 @@ mod value;
 
 pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
 pub use value::{
-    BufferSize, CorePorts, InactiveTopicMode, LogFormat, LogLevel, SchemaStrategy, Switch, Sync,
-    TopicType, Value,
+    BufferSize, CacheSize, CorePorts, InactiveTopicMode, LogFormat, LogLevel, SchemaStrategy,
+    Switch, Sync, TopicType, Value,
 };
 
 use vela_limiter::Mode;
@@ -303,8 +303,8 @@ settings! {
     managed_ledger_max_size_per_ledger_mbytes: u64 = 2048,
     "managedLedgerMaxSizePerLedgerMbytes" in 1..=1048576 as "MiB";
 
-    /// Memory of the whole broker that caches log chunks for reads.
-    managed_ledger_cache_size_mb: u64 = 64,
+    /// Memory of the whole broker that caches log chunks for reads; while bufferMemory is short it gives way. auto: a fifth of bufferMemory, at most 64.
+    managed_ledger_cache_size_mb: CacheSize = CacheSize::Auto,
     "managedLedgerCacheSizeMB" in 1..=1048576 as "MiB";
 
     /// Accepted for compatibility, without effect: the cache holds chunks of the log as they were written or read back, never slices of receive memory, so there is nothing that a copy would free.

@@ -295,6 +295,35 @@ impl Value for BufferSize {
     }
 }
 
+/// A size that follows from another one unless it is set, in MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheSize {
+    /// It follows from other settings.
+    Auto,
+    /// So many MiB.
+    MiB(u64),
+}
+
+impl Value for CacheSize {
+    fn parse(text: &str, range: Option<(u64, u64)>) -> Option<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "" | "auto" => Some(Self::Auto),
+            _ => u64::parse(text, range).map(Self::MiB),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Auto => "auto".to_owned(),
+            Self::MiB(size) => size.to_string(),
+        }
+    }
+
+    fn allowed(range: Option<(u64, u64)>) -> String {
+        format!("auto, or {}", u64::allowed(range))
+    }
+}
+
 /// Whether each core listens on a port of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CorePorts {

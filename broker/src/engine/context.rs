@@ -165,9 +165,10 @@ impl Publishers {
     }
 }
 
-/// Bytes of unanswered SENDs that the publishing connections of a core share, if there are several: what keeps a lane's storage busy
-/// (two writes of a chunk each, and the chunk that fills meanwhile). More would only make everybody wait longer.
-const SHARED_BYTES: u64 = 3 << 20;
+/// Bytes of unanswered SENDs that the publishing connections of a core share, if there are several: two chunks, one that is written and
+/// one that fills meanwhile. More would only make everybody wait longer: with three, a small message beside a flood of 1 MiB ones waited
+/// twice as long, for a fifth more of the flood.
+const SHARED_BYTES: u64 = 2 << 20;
 
 impl Context {
     /// Bytes of unanswered SENDs above which a connection waits for its own, so that those of others do not wait behind them.

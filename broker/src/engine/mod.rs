@@ -85,7 +85,7 @@ pub struct EngineStats {
 pub struct BufferMemory {
     /// Log chunks that are not durable, the open ones included.
     pub log: usize,
-    /// Durable chunks kept for reads.
+    /// What is kept only to be quicker: durable chunks for reads, idle blocks for the next ones.
     pub cache: usize,
 }
 
@@ -209,6 +209,12 @@ impl Engine {
     pub fn buffer_memory(&self) -> BufferMemory {
         let (log, cache) = self.topics.chunk_memory();
         BufferMemory { log, cache }
+    }
+
+    /// Buffer memory is short: gives up so many bytes of what it keeps only to be quicker ([`BufferMemory::cache`]), or all of it.
+    pub fn shrink_cache(&mut self, bytes: u64) {
+        self.topics
+            .shrink(usize::try_from(bytes).unwrap_or(usize::MAX));
     }
 
     /// One frame of a connection that wants frames.
