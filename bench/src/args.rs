@@ -32,6 +32,10 @@ pub(crate) enum Command {
     Start(StartArgs),
     /// Answer every send at once without doing anything: the ceiling of the load generator itself
     Sink(SinkArgs),
+    /// Make one HTML page of the results of runs
+    Report(crate::report_page::ReportArgs),
+    /// Pass everything on between load and broker, and make faults that a run must notice
+    Proxy(crate::proxy::ProxyArgs),
 }
 
 /// Where the broker is, and what of it is measured.

@@ -21,9 +21,11 @@ mod net;
 mod observer;
 mod pending;
 mod progress;
+mod proxy;
 mod publish;
 mod publisher;
 mod report;
+mod report_page;
 mod result;
 mod run;
 mod scenario;
@@ -55,6 +57,8 @@ fn main() -> ExitCode {
         Command::Idle(args) => idle::run(args),
         Command::Start(args) => start::run(args),
         Command::Sink(args) => sink::run(args).map(|()| true),
+        Command::Report(args) => report_page::run(args).map(|()| true),
+        Command::Proxy(args) => proxy::run(args).map(|()| true),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -167,7 +167,7 @@ fn a_data_directory_that_cannot_be_one_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = refused(&mut broker(file.path()));
     assert!(
-        text.contains("data directory") && text.contains("cannot be used"),
+        text.contains("data directory") && text.contains("is not a directory"),
         "{text}"
     );
 
@@ -193,6 +193,30 @@ fn a_taken_port_is_refused() {
         for part in [&port, setting, "taken", flag] {
             assert!(text.contains(part), "{text}");
         }
+    }
+}
+
+#[test]
+fn one_port_for_both_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = refused(broker(dir.path()).args(["--port", "6650", "--web-port", "6650"]));
+    for part in ["brokerServicePort", "webServicePort", "both 6650"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_log_newer_than_its_metadata_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let mut running = Running::start(&mut broker(dir.path()));
+        running.signal(Signal::TERM);
+        running.end();
+    }
+    std::fs::remove_file(dir.path().join("meta.redb")).unwrap();
+    let text = refused(&mut broker(dir.path()));
+    for part in ["meta.redb", "older than the log", "backup"] {
+        assert!(text.contains(part), "{text}");
     }
 }
 

@@ -115,8 +115,14 @@ impl BatchWriter {
     /// An empty batch of at most `max_messages` messages and `max_bytes` bytes.
     #[must_use]
     pub fn new(max_messages: usize, max_bytes: usize) -> Self {
+        Self::with_capacity(max_messages, max_bytes, 0)
+    }
+
+    /// The same with room for `capacity` bytes from the start.
+    #[must_use]
+    pub fn with_capacity(max_messages: usize, max_bytes: usize, capacity: usize) -> Self {
         Self {
-            out: BytesMut::new(),
+            out: BytesMut::with_capacity(capacity),
             messages: 0,
             max_messages,
             max_bytes,
@@ -139,7 +145,8 @@ impl BatchWriter {
         metadata.payload_size = i32::try_from(payload.len()).map_err(|_| full)?;
         let size = metadata.encoded_len();
         let len = 4 + size + payload.len();
-        if self.messages >= self.max_messages || self.out.len() + len > self.max_bytes {
+        if self.messages >= self.max_messages || len > self.max_bytes.saturating_sub(self.out.len())
+        {
             return Err(full);
         }
         self.out.reserve(len);

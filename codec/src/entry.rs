@@ -156,16 +156,26 @@ impl<'a> Entry<'a> {
 
 /// Appends an entry with checksum.
 pub fn write(metadata: &MessageMetadata, payload: &[u8], out: &mut BytesMut) {
-    let len = metadata.encoded_len();
-    out.reserve(CHECKSUM_LEN + 4 + len + payload.len());
-    let mut covered = BytesMut::with_capacity(4 + len);
-    covered.put_u32(len as u32);
-    // BytesMut grows, so writing cannot fail.
-    let _ = metadata.encode(&mut covered);
-    out.put_u16(MAGIC_CHECKSUM);
-    out.put_u32(checksum::append(checksum::crc32c(&covered), payload));
-    out.put_slice(&covered);
+    out.reserve(CHECKSUM_LEN + 4 + metadata.encoded_len() + payload.len());
+    write_head(metadata, payload, out);
     out.put_slice(payload);
+}
+
+/// Appends everything of an entry with checksum that stands in front of its payload, which the caller sends behind it.
+pub fn write_head(metadata: &MessageMetadata, payload: &[u8], out: &mut BytesMut) {
+    let len = metadata.encoded_len();
+    out.reserve(CHECKSUM_LEN + 4 + len);
+    out.put_u16(MAGIC_CHECKSUM);
+    let sum_at = out.len();
+    out.put_u32(0);
+    out.put_u32(len as u32);
+    // BytesMut grows, so writing cannot fail.
+    let _ = metadata.encode(out);
+    let covered = out.get(sum_at + 4..).unwrap_or_default();
+    let sum = checksum::append(checksum::crc32c(covered), payload);
+    if let Some(space) = out.get_mut(sum_at..sum_at + 4) {
+        space.copy_from_slice(&sum.to_be_bytes());
+    }
 }
 
 /// Appends broker entry metadata; the entry itself, without any, is for the caller to append.

@@ -155,6 +155,7 @@ pub(super) fn error(name: &TopicName, subscription: &str, reply: Reply) -> Refus
             &format!("Subscription {subscription} not found for topic {name}"),
         ),
         Reply::Failed(text) => answer::internal(&text),
+        Reply::Conflict(text) => answer::reason(StatusCode::CONFLICT, &text),
         Reply::Busy { subscription } => answer::reason(
             StatusCode::CONFLICT,
             &format!(

@@ -18,6 +18,7 @@ mod dedup;
 mod delayed;
 mod failover;
 mod hear;
+mod inactive;
 mod key_shared;
 mod limits;
 mod model;

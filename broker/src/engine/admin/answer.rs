@@ -43,6 +43,8 @@ pub enum Answer {
     },
     /// It cannot be done, and why.
     Failed(String),
+    /// It cannot be done now, because of something else that is being done, and why.
+    Conflict(String),
     /// Names.
     Names(Vec<String>),
     /// Small named values.

@@ -1,0 +1,219 @@
+//! Large messages that came in chunks, put together again.
+//!
+//! Bounded in number and in time. A chunk returns its permit when it comes, but for the last, whose permit the whole message holds:
+//! else a message of more chunks than the receiver queue could never be completed.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use bytes::{Bytes, BytesMut};
+use vela_proto::MessageMetadata;
+
+use super::Nanos;
+use super::message::EntryId;
+
+/// Most identities of abandoned messages kept.
+const MAX_ABANDONED: usize = 1000;
+
+#[derive(Debug)]
+struct Partial {
+    chunks: i32,
+    total: usize,
+    parts: Vec<Bytes>,
+    bytes: usize,
+    ids: Vec<EntryId>,
+    since: Nanos,
+}
+
+/// What a chunk led to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Chunk {
+    /// More are missing.
+    Kept,
+    /// The message is whole: payload as compressed, and the entries of its chunks in order.
+    Whole(Bytes, Vec<EntryId>),
+    /// The same entry again.
+    Repeated,
+    /// The same chunk in another entry: the producer sent it twice.
+    Copy,
+    /// A chunk before it is missing. `abandoned`: it was given up here and will come again from the start.
+    Orphan {
+        /// Whether this client gave the message up.
+        abandoned: bool,
+        /// Entries of the chunks that were there.
+        dropped: Vec<EntryId>,
+    },
+    /// Its numbers cannot be.
+    Invalid(Vec<EntryId>),
+}
+
+/// The incomplete messages of one consumer.
+#[derive(Debug)]
+pub(super) struct Chunks {
+    max_pending: usize,
+    expiry: Nanos,
+    pending: HashMap<String, Partial>,
+    /// Oldest first; may name messages that are complete by now.
+    order: VecDeque<String>,
+    abandoned: HashSet<String>,
+    abandoned_order: VecDeque<String>,
+}
+
+impl Chunks {
+    pub(super) fn new(max_pending: usize, expiry: Nanos) -> Self {
+        Self {
+            max_pending: max_pending.max(1),
+            expiry,
+            pending: HashMap::new(),
+            order: VecDeque::new(),
+            abandoned: HashSet::new(),
+            abandoned_order: VecDeque::new(),
+        }
+    }
+
+    /// Adds a chunk. The entries of messages given up for it are appended to `given_up`.
+    pub(super) fn add(
+        &mut self,
+        now: Nanos,
+        entry: EntryId,
+        metadata: &MessageMetadata,
+        payload: Bytes,
+        given_up: &mut Vec<EntryId>,
+    ) -> Chunk {
+        let uuid = metadata.uuid().to_owned();
+        let (index, chunks) = (metadata.chunk_id(), metadata.num_chunks_from_msg());
+        let total = usize::try_from(metadata.total_chunk_msg_size());
+        let Some(total) = total
+            .ok()
+            .filter(|_| !uuid.is_empty() && index >= 0 && index < chunks)
+        else {
+            return Chunk::Invalid(Vec::new());
+        };
+        if index == 0 {
+            match self.pending.get(&uuid) {
+                Some(partial) if partial.ids.first() == Some(&entry) => {
+                    // Delivered again from the start; the old parts are the same bytes.
+                    if partial.ids.len() == 1 {
+                        return Chunk::Repeated;
+                    }
+                }
+                Some(_) => return Chunk::Copy,
+                None => {}
+            }
+            self.forget(&uuid);
+            if self.pending.len() >= self.max_pending {
+                self.give_up_oldest(given_up);
+            }
+            self.unabandon(&uuid);
+            self.order.push_back(uuid.clone());
+            let partial = Partial {
+                chunks,
+                total,
+                parts: Vec::new(),
+                bytes: 0,
+                ids: Vec::new(),
+                since: now,
+            };
+            self.pending.insert(uuid.clone(), partial);
+        }
+        let Some(partial) = self.pending.get_mut(&uuid) else {
+            let abandoned = self.abandoned.contains(&uuid);
+            return Chunk::Orphan {
+                abandoned,
+                dropped: Vec::new(),
+            };
+        };
+        let next = i32::try_from(partial.parts.len()).unwrap_or(i32::MAX);
+        if index < next {
+            let same = partial.ids.get(index as usize) == Some(&entry);
+            return if same { Chunk::Repeated } else { Chunk::Copy };
+        }
+        if index > next {
+            let dropped = self.forget(&uuid);
+            return Chunk::Orphan {
+                abandoned: false,
+                dropped,
+            };
+        }
+        partial.bytes += payload.len();
+        partial.parts.push(payload);
+        partial.ids.push(entry);
+        let consistent = partial.chunks == chunks && partial.total == total;
+        if !consistent || partial.bytes > partial.total {
+            return Chunk::Invalid(self.forget(&uuid));
+        }
+        if index + 1 < chunks {
+            return Chunk::Kept;
+        }
+        let Some(partial) = self.pending.remove(&uuid) else {
+            return Chunk::Kept;
+        };
+        self.order.retain(|known| *known != uuid);
+        if partial.bytes != partial.total {
+            return Chunk::Invalid(partial.ids);
+        }
+        let mut whole = BytesMut::with_capacity(partial.bytes);
+        for part in &partial.parts {
+            whole.extend_from_slice(part);
+        }
+        Chunk::Whole(whole.freeze(), partial.ids)
+    }
+
+    /// Forgets a message; the entries of its chunks.
+    fn forget(&mut self, uuid: &str) -> Vec<EntryId> {
+        self.order.retain(|known| known != uuid);
+        self.pending
+            .remove(uuid)
+            .map(|partial| partial.ids)
+            .unwrap_or_default()
+    }
+
+    fn give_up_oldest(&mut self, given_up: &mut Vec<EntryId>) {
+        if let Some(uuid) = self.order.pop_front()
+            && let Some(partial) = self.pending.remove(&uuid)
+        {
+            given_up.extend(partial.ids);
+            if self.abandoned.insert(uuid.clone()) {
+                self.abandoned_order.push_back(uuid);
+            }
+            if self.abandoned_order.len() > MAX_ABANDONED
+                && let Some(oldest) = self.abandoned_order.pop_front()
+            {
+                self.abandoned.remove(&oldest);
+            }
+        }
+    }
+
+    fn unabandon(&mut self, uuid: &str) {
+        if self.abandoned.remove(uuid) {
+            self.abandoned_order.retain(|known| known != uuid);
+        }
+    }
+
+    /// When the oldest incomplete message is given up.
+    pub(super) fn next(&self) -> Option<Nanos> {
+        let oldest = self.pending.get(self.order.front()?)?;
+        Some(oldest.since.saturating_add(self.expiry))
+    }
+
+    /// Gives up what is too old; the entries of its chunks.
+    pub(super) fn expired(&mut self, now: Nanos) -> Vec<EntryId> {
+        let mut given_up = Vec::new();
+        while self.next().is_some_and(|due| due <= now) {
+            self.give_up_oldest(&mut given_up);
+        }
+        given_up
+    }
+
+    /// Everything will come again, or is not wanted any more.
+    pub(super) fn clear(&mut self) {
+        self.pending.clear();
+        self.order.clear();
+        self.abandoned.clear();
+        self.abandoned_order.clear();
+    }
+
+    #[cfg(test)]
+    pub(super) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+}

@@ -1,0 +1,685 @@
+//! One consumer of one topic or partition, without IO.
+//!
+//! It lives longer than its place at a broker: each SUBSCRIBE begins an *incarnation* with an empty receiver queue and an account of
+//! permits of its own. What outlives incarnations is what the application did: acknowledgements, what it took, where it sought to.
+
+mod acks;
+mod ackset;
+mod batches;
+mod calls;
+mod chunks;
+mod commands;
+mod config;
+mod dead_letter;
+mod message;
+mod permits;
+mod position;
+mod receive;
+mod redelivery;
+mod timers;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use vela_proto::{BaseCommand, ServerError};
+
+pub use ackset::AckSet;
+pub use config::{
+    ConsumerConfig, CryptoFailureAction, DeadLetterPolicy, KeySharedPolicy, RedeliveryBackoff,
+    SubscriptionType,
+};
+pub use dead_letter::{
+    DELAY_TIME, ORIGIN_MESSAGE_ID, ORIGIN_MESSAGE_IDY_TIME, REAL_SUBSCRIPTION, REAL_TOPIC,
+    RECONSUMETIMES, origin_properties, reconsume_times,
+};
+pub use message::{EntryId, ReceivedMessage};
+pub use permits::{Audit, BadPermits, Ledger, Permits};
+
+use crate::{Error, MessageId};
+use acks::{Acks, Cumulative};
+use batches::{Batches, Left};
+use calls::Request;
+use chunks::Chunks;
+use dead_letter::DeadLetters;
+use message::index_of;
+use position::Position;
+use timers::Timers;
+
+/// Nanoseconds of a clock that never goes back.
+pub type Nanos = u64;
+
+/// Names a call of the application until it is answered.
+pub type Call = u64;
+
+/// The connection a consumer writes to.
+pub trait Wire {
+    /// A request id not yet used on this connection.
+    fn request_id(&mut self) -> u64;
+    /// Sends a command, behind all before it.
+    fn command(&mut self, command: BaseCommand);
+}
+
+/// What the other side sent breaks the protocol: the connection is to be closed, and nothing is returned for the command.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("consumer {consumer}: {what}")]
+pub struct Violation {
+    /// Consumer.
+    pub consumer: u64,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl From<Violation> for Error {
+    fn from(violation: Violation) -> Self {
+        Self::Protocol(violation.to_string())
+    }
+}
+
+/// Why an incarnation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detached {
+    /// The connection is gone: no request sent on it is answered any more.
+    ConnectionLost,
+    /// CLOSE_CONSUMER; answers may still come.
+    ClosedByBroker,
+}
+
+/// What a call is answered with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConsumerAnswer {
+    /// It is done.
+    Done,
+    /// The last message of the topic, if it holds any, and what the broker has for this subscription's position.
+    LastMessageId {
+        /// Last message.
+        last: Option<MessageId>,
+        /// Mark-delete position.
+        mark_delete: Option<MessageId>,
+    },
+    /// Whether something is there to be read.
+    HasMessage(bool),
+}
+
+/// What the consumer tells its owner.
+#[derive(Debug)]
+pub enum ConsumerEvent {
+    /// An incarnation began; `first` of this consumer.
+    Subscribed {
+        /// Whether it is the first.
+        first: bool,
+    },
+    /// The broker refused the SUBSCRIBE; whether to try again is the owner's to decide.
+    SubscribeFailed(Error),
+    /// A call ended.
+    Answer {
+        /// Which.
+        call: Call,
+        /// How.
+        result: Result<ConsumerAnswer, Error>,
+    },
+    /// The receiver queue was empty and is not any more.
+    MessagesReady,
+    /// This consumer became the active one of its Failover subscription, or ceased to be.
+    Active(bool),
+    /// The topic is terminated and everything was delivered.
+    EndOfTopic,
+    /// Messages given up. They are to be sent to the dead-letter topic and then acknowledged, or handed back with
+    /// [`Consumer::dead_letters_failed`].
+    DeadLetters(Vec<ReceivedMessage>),
+    /// It is closed or unsubscribed; nothing comes after this.
+    Closed,
+}
+
+/// Counts since the consumer was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ConsumerStats {
+    /// MESSAGE commands.
+    pub commands: u64,
+    /// Messages put into the receiver queue.
+    pub accepted: u64,
+    /// Messages the application took.
+    pub taken: u64,
+    /// Commands whose checksum, metadata, compression or batch was damaged.
+    pub damaged: u64,
+    /// Commands that could not be decrypted.
+    pub undecryptable: u64,
+    /// Messages not delivered because they were acknowledged already, lie before the start, were compacted or are older than a redelivery.
+    pub skipped: u64,
+    /// Messages given up to the dead-letter topic.
+    pub given_up: u64,
+    /// Sum of all FLOW.
+    pub granted: u64,
+    /// Sum of what all commands cost.
+    pub charged: u64,
+    /// Incarnations begun.
+    pub incarnations: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Detached,
+    Subscribing(u64),
+    Ready,
+    Closed,
+}
+
+#[derive(Debug)]
+struct Queued {
+    message: ReceivedMessage,
+    permit: Permits,
+    /// Whether the application may hold it already.
+    copy: bool,
+}
+
+/// A consumer; see the [module](self).
+#[derive(Debug)]
+pub struct Consumer {
+    id: u64,
+    config: ConsumerConfig,
+    state: State,
+    subscribed_before: bool,
+    /// Raised by each redelivery of everything; messages of lower ones are dropped.
+    epoch: u64,
+    /// Whether everything was asked for again in this incarnation.
+    asked_again: bool,
+    /// Whether a take found nothing; what a queue of size 0 waits for.
+    wanted: bool,
+    paused: bool,
+    queue: VecDeque<Queued>,
+    /// Messages in the queue, by entry, that the application may hold already from an earlier delivery.
+    copies: HashMap<EntryId, u32>,
+    /// The furthest entry ever put into the queue.
+    furthest: Option<EntryId>,
+    ledger: Ledger,
+    acks: Acks,
+    batches: Batches,
+    chunks: Chunks,
+    /// Entries of the chunks of whole messages, by the last one; bounded as the batches are.
+    chunked: BTreeMap<EntryId, Vec<EntryId>>,
+    nacks: Timers,
+    ack_timeouts: Timers,
+    dead_letters: DeadLetters,
+    position: Position,
+    waiting: VecDeque<(Call, Request)>,
+    in_flight: HashMap<u64, (Call, Request)>,
+    /// The incarnation whose messages are dropped because a seek is under way.
+    seeking: Option<u64>,
+    events: VecDeque<ConsumerEvent>,
+    stats: ConsumerStats,
+}
+
+impl Consumer {
+    /// A consumer that is not subscribed yet. `id` is its number on every connection it will use.
+    #[must_use]
+    pub fn new(id: u64, config: ConsumerConfig) -> Self {
+        Self {
+            id,
+            state: State::Detached,
+            subscribed_before: false,
+            epoch: 0,
+            asked_again: false,
+            wanted: false,
+            paused: config.start_paused,
+            queue: VecDeque::new(),
+            copies: HashMap::new(),
+            furthest: None,
+            ledger: Ledger::new(config.receiver_queue_size),
+            acks: Acks::new(id, config.ack_receipt),
+            batches: Batches::new(config.max_tracked_batches),
+            chunks: Chunks::new(
+                config.max_pending_chunked_messages,
+                config.expire_incomplete_chunked_message,
+            ),
+            chunked: BTreeMap::new(),
+            nacks: Timers::default(),
+            ack_timeouts: Timers::default(),
+            dead_letters: DeadLetters::default(),
+            position: Position::new(&config),
+            waiting: VecDeque::new(),
+            in_flight: HashMap::new(),
+            seeking: None,
+            events: VecDeque::new(),
+            stats: ConsumerStats::default(),
+            config,
+        }
+    }
+
+    /// Sends SUBSCRIBE. To be called when the connection to the topic's owner stands, at first and after each
+    /// [`detached`](Self::detached) or [`ConsumerEvent::SubscribeFailed`].
+    pub fn subscribe(&mut self, _now: Nanos, wire: &mut impl Wire) {
+        if self.state != State::Detached {
+            return;
+        }
+        self.ledger.begin();
+        self.stats.incarnations += 1;
+        self.asked_again = false;
+        let request_id = wire.request_id();
+        self.state = State::Subscribing(request_id);
+        let start = self.position.subscribe();
+        wire.command(commands::subscribe(
+            &self.config,
+            self.id,
+            request_id,
+            self.config.consumer_name.clone(),
+            start,
+            self.epoch,
+        ));
+    }
+
+    /// The answer to a request of this consumer; whether it was one.
+    pub fn handle_answer(
+        &mut self,
+        now: Nanos,
+        request_id: u64,
+        result: Result<BaseCommand, Error>,
+        wire: &mut impl Wire,
+    ) -> bool {
+        if self.state == State::Subscribing(request_id) {
+            match result {
+                Ok(_) => self.attached(now, wire),
+                Err(error) => {
+                    self.state = State::Detached;
+                    self.events.push_back(ConsumerEvent::SubscribeFailed(error));
+                }
+            }
+            return true;
+        }
+        let acknowledged = match &result {
+            Ok(command) => command.ack_response.as_ref().map_or(Ok(()), |response| {
+                response.error.map_or(Ok(()), |_| {
+                    Err(Error::Broker {
+                        code: response.error(),
+                        message: response.message().to_owned(),
+                    })
+                })
+            }),
+            Err(error) => Err(error.clone()),
+        };
+        if let Some(ended) = self.acks.answered(request_id, acknowledged) {
+            for (call, result) in ended {
+                self.answer(call, result.map(|()| ConsumerAnswer::Done));
+            }
+            return true;
+        }
+        self.handle_call_answer(now, request_id, result, wire)
+    }
+
+    fn attached(&mut self, now: Nanos, wire: &mut impl Wire) {
+        self.state = State::Ready;
+        let first = !std::mem::replace(&mut self.subscribed_before, true);
+        self.events.push_back(ConsumerEvent::Subscribed { first });
+        // Acknowledgements first: what they name is not delivered again.
+        self.flush_acks(wire);
+        self.send_waiting(now, wire);
+        self.flow(wire);
+    }
+
+    /// This incarnation is over. Its messages that were not taken will come again, its permits are void.
+    pub fn detached(&mut self, _now: Nanos, why: Detached) {
+        if self.state == State::Closed {
+            return;
+        }
+        self.state = State::Detached;
+        self.ledger.begin();
+        self.queue.clear();
+        self.copies.clear();
+        self.chunks.clear();
+        self.nacks.clear();
+        self.ack_timeouts.clear();
+        self.dead_letters.detached();
+        self.acks.detached();
+        if self.config.batch_index_ack {
+            // The broker keeps what it was told, and may have been moved back since.
+            let acks = &self.acks;
+            self.batches.retain(|entry| acks.is_pending(entry));
+        }
+        self.wanted = false;
+        self.retry_calls(why);
+    }
+
+    /// Anything the broker sends for this consumer that is not a message nor an answer.
+    pub fn handle_command(&mut self, _now: Nanos, command: &BaseCommand, wire: &mut impl Wire) {
+        if let Some(change) = &command.active_consumer_change {
+            self.events
+                .push_back(ConsumerEvent::Active(change.is_active()));
+        } else if command.reached_end_of_topic.is_some() {
+            self.events.push_back(ConsumerEvent::EndOfTopic);
+        }
+        self.flow(wire);
+    }
+
+    /// Takes the next message. Its permit goes back; its memory and its acknowledgement are the application's now.
+    pub fn take(&mut self, now: Nanos, wire: &mut impl Wire) -> Option<ReceivedMessage> {
+        let Some(Queued {
+            message,
+            permit,
+            copy,
+        }) = self.queue.pop_front()
+        else {
+            self.wanted = true;
+            self.flow(wire);
+            return None;
+        };
+        self.wanted = false;
+        self.ledger.give_back(permit);
+        self.left_queue(message.entry(), copy);
+        self.position.taken(message.id);
+        self.stats.taken += 1;
+        if let Some(timeout) = self.config.ack_timeout_of(message.redelivery_count) {
+            self.ack_timeouts
+                .set(message.entry(), now.saturating_add(timeout));
+        }
+        self.flow(wire);
+        Some(message)
+    }
+
+    /// Full name of its topic or partition.
+    #[must_use]
+    pub fn topic(&self) -> &str {
+        &self.config.topic
+    }
+
+    /// Messages that can be taken at once.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Payload bytes of the messages that can be taken at once.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.queue.iter().map(|q| q.message.payload.len()).sum()
+    }
+
+    /// The broker sends nothing more than it has permits for.
+    pub fn pause(&mut self) {
+        self.paused = true;
+    }
+
+    /// Ends [`pause`](Self::pause): the permits collected since are sent.
+    pub fn resume(&mut self, wire: &mut impl Wire) {
+        self.paused = false;
+        self.flow(wire);
+    }
+
+    /// Acknowledges messages one by one. `call` is answered when the broker answered, or at once without `ack_receipt`.
+    pub fn acknowledge(
+        &mut self,
+        now: Nanos,
+        ids: &[MessageId],
+        call: Option<Call>,
+        wire: &mut impl Wire,
+    ) {
+        if let Some(result) = self.refuse_acks(ids, false) {
+            return self.end(call, result);
+        }
+        for id in ids {
+            self.acknowledge_one(id);
+            if self.copies.contains_key(&EntryId::from(*id)) {
+                self.drop_queued(|message| message.id == *id);
+            }
+        }
+        self.acknowledged(now, call, wire);
+    }
+
+    /// Acknowledges everything up to a message, itself included.
+    pub fn acknowledge_cumulative(
+        &mut self,
+        now: Nanos,
+        id: &MessageId,
+        call: Option<Call>,
+        wire: &mut impl Wire,
+    ) {
+        if let Some(result) = self.refuse_acks(std::slice::from_ref(id), true) {
+            return self.end(call, result);
+        }
+        let entry = EntryId::from(*id);
+        let whole = Cumulative { entry, left: None };
+        let cumulative = match self.known_index(id) {
+            None => Some(whole),
+            Some((index, size)) => match self.batches.done_through(entry, index, size) {
+                Left::Nothing => Some(whole),
+                Left::Some(left) if self.config.batch_index_ack => Some(Cumulative {
+                    entry,
+                    left: Some(left),
+                }),
+                // The batch has to wait for its last message; everything before it has not.
+                Left::Some(_) => entry.entry.checked_sub(1).map(|before| Cumulative {
+                    entry: EntryId {
+                        ledger: entry.ledger,
+                        entry: before,
+                    },
+                    left: None,
+                }),
+            },
+        };
+        let whole = cumulative
+            .as_ref()
+            .is_some_and(|c| c.entry == entry && c.left.is_none());
+        self.batches.forget_before(entry, whole);
+        self.chunked = self.chunked.split_off(&entry);
+        if whole {
+            self.chunked.remove(&entry);
+            self.nacks.remove_through(entry);
+            self.ack_timeouts.remove_through(entry);
+        }
+        self.dead_letters.forget(id);
+        // A batch that is done is done as a whole.
+        let batch_index = if whole { -1 } else { id.batch_index };
+        self.acks
+            .add_cumulative(MessageId { batch_index, ..*id }, cumulative);
+        if !self.copies.is_empty() {
+            let through = acks::position(id);
+            self.drop_queued(|message| acks::position(&message.id) <= through);
+        }
+        self.acknowledged(now, call, wire);
+    }
+
+    fn refuse_acks(&self, ids: &[MessageId], cumulative: bool) -> Option<Result<(), Error>> {
+        if self.state == State::Closed {
+            return Some(Err(Error::Closed("the consumer")));
+        }
+        if cumulative && self.config.subscription_type.is_shared() {
+            return Some(Err(Error::Config {
+                setting: "subscription_type",
+                value: format!("{:?}", self.config.subscription_type),
+                reason: "its messages are acknowledged one by one, not cumulatively".to_owned(),
+            }));
+        }
+        let bad = ids
+            .iter()
+            .find(|id| id.batch_index >= 0 && id.batch_size <= id.batch_index);
+        if let Some(bad) = bad {
+            return Some(Err(Error::Config {
+                setting: "message id",
+                value: bad.to_string(),
+                reason: "its batch is smaller than its index; use the id as it was received"
+                    .to_owned(),
+            }));
+        }
+        ids.is_empty().then_some(Ok(()))
+    }
+
+    fn known_index(&self, id: &MessageId) -> Option<(u32, u32)> {
+        Some((index_of(id)?, u32::try_from(id.batch_size).unwrap_or(0)))
+    }
+
+    fn acknowledge_one(&mut self, id: &MessageId) {
+        let entry = EntryId::from(*id);
+        self.dead_letters.forget(id);
+        if let Some((index, size)) = self.known_index(id) {
+            match self.batches.done(entry, index, size) {
+                Left::Nothing => {}
+                Left::Some(left) => {
+                    if self.config.batch_index_ack {
+                        self.acks.add(entry, Some(left));
+                    }
+                    return;
+                }
+            }
+        }
+        self.nacks.remove(entry);
+        self.ack_timeouts.remove(entry);
+        match self.chunked.remove(&entry) {
+            Some(chunks) => {
+                for chunk in chunks {
+                    self.acks.add(chunk, None);
+                }
+            }
+            None => self.acks.add(entry, None),
+        }
+    }
+
+    fn acknowledged(&mut self, now: Nanos, call: Option<Call>, wire: &mut impl Wire) {
+        match call {
+            // With nothing to send there is nothing to wait for.
+            Some(call) if self.config.ack_receipt && self.acks.has_pending() => {
+                self.acks.wait(call);
+            }
+            call => self.end(call, Ok(())),
+        }
+        self.collect_acks(now, wire);
+        self.flow(wire);
+    }
+
+    /// A message is not in the queue any more.
+    fn left_queue(&mut self, entry: EntryId, copy: bool) {
+        if copy && let Some(count) = self.copies.get_mut(&entry) {
+            *count -= 1;
+            if *count == 0 {
+                self.copies.remove(&entry);
+            }
+        }
+    }
+
+    /// Starts the clock of what was added to the acknowledgements, or sends them at once.
+    fn collect_acks(&mut self, now: Nanos, wire: &mut impl Wire) {
+        if self.state != State::Ready || !self.acks.has_pending() {
+            return;
+        }
+        if self.config.ack_group_time == 0 || self.acks.len() >= self.config.ack_group_max {
+            self.flush_acks(wire);
+        } else {
+            self.acks
+                .due_by(now.saturating_add(self.config.ack_group_time));
+        }
+    }
+
+    fn flush_acks(&mut self, wire: &mut impl Wire) {
+        if self.state == State::Ready {
+            for call in self.acks.flush(wire) {
+                self.answer(call, Ok(ConsumerAnswer::Done));
+            }
+        }
+    }
+
+    /// Sends the permits that came together, if they are enough.
+    fn flow(&mut self, wire: &mut impl Wire) {
+        if self.state != State::Ready || self.paused {
+            return;
+        }
+        let single = self.config.receiver_queue_size == 0;
+        if single && !(self.wanted && self.queue.is_empty()) {
+            return;
+        }
+        if let Some(permits) = self.ledger.flow(single) {
+            self.stats.granted += u64::from(permits);
+            wire.command(commands::flow(self.id, permits));
+        }
+    }
+
+    fn end(&mut self, call: Option<Call>, result: Result<(), Error>) {
+        if let Some(call) = call {
+            self.answer(call, result.map(|()| ConsumerAnswer::Done));
+        }
+    }
+
+    fn answer(&mut self, call: Call, result: Result<ConsumerAnswer, Error>) {
+        self.events
+            .push_back(ConsumerEvent::Answer { call, result });
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Nanos, wire: &mut impl Wire) {
+        if self.acks.deadline().is_some_and(|due| due <= now) {
+            self.flush_acks(wire);
+        }
+        self.redeliver_due(now, wire);
+        self.flow(wire);
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        let times = [
+            self.acks.deadline(),
+            self.nacks.next(),
+            self.ack_timeouts.next(),
+            self.chunks.next(),
+        ];
+        times.into_iter().flatten().min()
+    }
+
+    /// What happened since.
+    pub fn poll_event(&mut self) -> Option<ConsumerEvent> {
+        self.events.pop_front()
+    }
+
+    /// Its number on its connection.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn config(&self) -> &ConsumerConfig {
+        &self.config
+    }
+
+    /// Whether the broker knows it now.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.state == State::Ready
+    }
+
+    /// Whether it is closed for good.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.state == State::Closed
+    }
+
+    /// Its counts.
+    #[must_use]
+    pub fn stats(&self) -> ConsumerStats {
+        self.stats
+    }
+
+    /// The account of permits of this incarnation, checked: all that was received was returned or is held by a queued message.
+    ///
+    /// # Errors
+    /// If it does not add up, which would be a fault of this client.
+    pub fn audit(&self) -> Result<Audit, String> {
+        let held = self.queue.iter().map(|q| u64::from(q.permit.count())).sum();
+        self.ledger.audit(held)
+    }
+}
+
+/// Whether a request that failed so may succeed when it is sent again after a while.
+#[must_use]
+pub fn is_retriable(error: &Error) -> bool {
+    match error {
+        Error::Broker { code, .. } => matches!(
+            code,
+            ServerError::ServiceNotReady
+                | ServerError::MetadataError
+                | ServerError::PersistenceError
+                | ServerError::TooManyRequests
+                | ServerError::UnknownError
+        ),
+        Error::Connection(_) | Error::Timeout { .. } => true,
+        _ => false,
+    }
+}
