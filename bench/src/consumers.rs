@@ -1,6 +1,5 @@
 //! The consuming side of one executor: every delivery is verified, acknowledged, and its permit given back.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::BytesMut;
@@ -17,7 +16,7 @@ use vela_proto::{
 use crate::connection::describe;
 use crate::error::{Context as _, Result, fail};
 use crate::links::Links;
-use crate::measure::Latencies;
+use crate::measure::Recorder;
 use crate::message::{Header, Payload};
 use crate::scenario::Settings;
 use crate::setup::{ConsumerPart, Plan};
@@ -103,11 +102,8 @@ pub(crate) struct Consumers {
     subscribed: Vec<Subscribed>,
     conduct: Conduct,
     pub(crate) counts: Counts,
-    /// From send or due time to delivery, of what was sent or due in the measured window.
-    pub(crate) latencies: Latencies,
-    /// The same of whatever was delivered since it was last taken.
-    pub(crate) interval: Latencies,
-    pub(crate) measured: Range<u64>,
+    /// From send or due time to delivery.
+    pub(crate) latencies: Recorder,
     pub(crate) verification: Verification,
     began: u64,
     next_tick: u64,
@@ -148,9 +144,7 @@ impl Consumers {
             subscribed,
             conduct,
             counts: Counts::default(),
-            latencies: Latencies::new()?,
-            interval: Latencies::new()?,
-            measured: 0..0,
+            latencies: Recorder::new()?,
             verification: Verification::default(),
             began: 0,
             next_tick: 0,
@@ -483,11 +477,7 @@ impl Consumers {
         }
         self.counts.timely += 1;
         self.counts.payload_bytes += payload.len() as u64;
-        let latency = now.saturating_sub(header.time);
-        self.interval.record(latency, 1);
-        if self.measured.contains(&header.time) {
-            self.latencies.record(latency, 1);
-        }
+        self.latencies.record(header.time, now, 1);
     }
 
     /// Counts an altered message. If its header is believable, the message counts as delivered, not as lost too.

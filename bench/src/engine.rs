@@ -117,6 +117,8 @@ pub(crate) struct Outcome {
     pub(crate) drain: Option<Drain>,
     /// How late a message due in the measured window left at worst, in nanoseconds.
     pub(crate) late_max: u64,
+    /// Messages that were due in the measured window and never sent.
+    pub(crate) unsent: u64,
     pub(crate) verification: Verification,
     pub(crate) interrupted: bool,
     /// Why the run does not count; none: it does.
@@ -264,7 +266,7 @@ impl Run<'_> {
         self.control.start.store(start, Relaxed);
         let mut interrupted = false;
         let (mut begun, mut ended): (Option<Mark>, Option<Mark>) = (None, None);
-        let mut last = self.mark(false);
+        let mut last = self.mark(true);
         let mut next_second = start + SECOND;
         let mut moved = (0, start);
         while self.finished < self.executors.len() {
@@ -534,11 +536,12 @@ impl Run<'_> {
     ) -> Result<Outcome> {
         let (mut publish, mut delivery) = (Latencies::new()?, Latencies::new()?);
         let mut verification = Verification::default();
-        let mut late_max = 0;
+        let (mut late_max, mut unsent) = (0, 0);
         for done in self.results {
             publish.add(&done.publish)?;
             delivery.add(&done.delivery)?;
             late_max = late_max.max(done.late_max);
+            unsent += done.unsent;
             verification.add(done.verification);
         }
         let mut faults: Vec<_> = self.control.fault().into_iter().collect();
@@ -569,6 +572,7 @@ impl Run<'_> {
             samples: self.samples,
             drain,
             late_max,
+            unsent,
             verification,
             interrupted,
             faults,
