@@ -468,7 +468,6 @@ mod tests {
         ReceivedMessage {
             topic: "persistent://public/default/t".into(),
             id: MessageId::entry(1, 2),
-            first_chunk: None,
             payload: Bytes::from_static(payload),
             metadata: Arc::new(MessageMetadata {
                 producer_name: "p".into(),

@@ -108,7 +108,6 @@ class TestSendsAroundAnEnd:
             assert [int(message.payload) for message in raw.messages(len(receipts))] == receipts
 
 
-@pytest.mark.later("policies of single topics over HTTP")
 def test_a_topic_limits_the_size_of_its_messages(broker, client, raw, topic):
     """K 27: one that is larger is refused by itself; chunks pass."""
     raw.producer(topic)

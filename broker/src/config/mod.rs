@@ -10,8 +10,8 @@ mod value;
 
 pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
 pub use value::{
-    BufferSize, CacheSize, CorePorts, InactiveTopicMode, LogFormat, LogLevel, Switch, Sync,
-    TopicType, Value,
+    BufferSize, CacheSize, CorePorts, InactiveTopicMode, LogFormat, LogLevel, SchemaStrategy,
+    Switch, Sync, TopicType, Value,
 };
 
 use vela_limiter::Mode;
@@ -134,6 +134,22 @@ settings! {
     /// Port of HTTP: admin API and metrics. 0 takes any free port.
     web_service_port: u16 = 8080,
     "webServicePort" in 0..=65535 aka "web-port";
+
+    /// HTTP connections that are served at once. Further ones wait to be accepted.
+    max_http_server_connections: u64 = 2048,
+    "maxHttpServerConnections" in 1..=1000000 as "connections";
+
+    /// How long an HTTP connection may be idle, and how long the headers of a request, its body, or reading a part of the answer may take.
+    http_server_idle_timeout: u64 = 30_000,
+    "httpServerIdleTimeout" in 100..=86400000 as "milliseconds";
+
+    /// Largest headers of an HTTP request.
+    http_max_request_header_size: u64 = 8192,
+    "httpMaxRequestHeaderSize" in 8192..=1048576 as "bytes";
+
+    /// Largest body of an HTTP request. All bodies at once take at most 64 MiB.
+    http_max_request_size: u64 = 1_048_576,
+    "httpMaxRequestSize" in 1024..=67108864 as "bytes";
 
     /// Address that both ports listen on.
     bind_address: String = "0.0.0.0".to_owned(),
@@ -330,6 +346,14 @@ settings! {
     /// Subscriptions that one topic may have, unless a policy says otherwise. 0: no limit.
     max_subscriptions_per_topic: u64 = 0,
     "maxSubscriptionsPerTopic" in 0..=10000000 as "subscriptions", dynamic;
+
+    /// Topics that one namespace may have, unless a policy says otherwise: persistent ones, every partition counts. 0: no limit.
+    max_topics_per_namespace: u64 = 0,
+    "maxTopicsPerNamespace" in 0..=10000000 as "topics", dynamic;
+
+    /// Which schemas of a topic may follow one another, unless a policy says otherwise.
+    schema_compatibility_strategy: SchemaStrategy = SchemaStrategy::Full,
+    "schemaCompatibilityStrategy";
 
     /// Refuse producers that do not encrypt, and messages that are not encrypted, on every topic.
     encryption_require_on_producer: bool = false,

@@ -36,6 +36,7 @@ pub use self::session::throttling::ReadRule;
 pub use self::settings::{AutoTopicType, PublishPacing, ServiceAddress, Settings};
 pub use self::time::Now;
 pub use self::topic::Books;
+pub(crate) use self::topic::TOO_MANY;
 pub use self::topic::rates::SharedRates;
 use self::topic::{DELETION_TOKEN, Topics};
 use self::watch::WatchIndex;
@@ -135,6 +136,7 @@ impl Engine {
             },
         };
         engine.cx.configure(config.settings);
+        engine.topics.tell_counts(&mut engine.cx);
         engine
     }
 

@@ -1,5 +1,7 @@
 //! What the engine needs to know of the configuration. `crate::config` documents each setting for people.
 
+use super::schema::Strategy;
+
 /// Which kind of topic a first use creates.
 #[derive(Copy, Clone, Eq, PartialEq, Debug)]
 pub enum AutoTopicType {
@@ -106,6 +108,10 @@ pub struct Settings {
     pub max_consumers_per_topic: u32,
     /// The same from one address; 0 = no limit.
     pub max_same_address_consumers_per_topic: u32,
+    /// Which schemas may follow one another. Policies win.
+    pub schema_compatibility_strategy: Strategy,
+    /// Topics of a namespace; 0 = no limit. Policies win.
+    pub max_topics_per_namespace: u32,
     /// Consumers of a subscription at once; 0 = no limit. Policies win.
     pub max_consumers_per_subscription: u32,
     /// Subscriptions of a topic; 0 = no limit. Policies win.
@@ -203,6 +209,8 @@ impl Default for Settings {
             max_same_address_producers_per_topic: 0,
             max_consumers_per_topic: 0,
             max_same_address_consumers_per_topic: 0,
+            schema_compatibility_strategy: Strategy::Full,
+            max_topics_per_namespace: 0,
             max_consumers_per_subscription: 0,
             max_subscriptions_per_topic: 0,
             encryption_require_on_producer: false,

@@ -276,6 +276,8 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_same_address_consumers_per_topic: to_u32(settings.max_same_address_consumers_per_topic),
         max_consumers_per_subscription: to_u32(settings.max_consumers_per_subscription),
         max_subscriptions_per_topic: to_u32(settings.max_subscriptions_per_topic),
+        max_topics_per_namespace: to_u32(settings.max_topics_per_namespace),
+        schema_compatibility_strategy: settings.schema_compatibility_strategy.into(),
         encryption_require_on_producer: settings.encryption_require_on_producer,
         delayed_delivery_max_delay_in_millis: settings.delayed_delivery_max_delay_in_millis,
         delayed_delivery_enabled: settings.delayed_delivery_enabled,

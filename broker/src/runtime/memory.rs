@@ -250,8 +250,8 @@ impl Memory {
         self.accounting.as_ref()
     }
 
-    /// Unfinished frames of all cores get half of the limit, or, without one, a quarter of the budget. A frame that is larger than
-    /// its pool comes in alone, and overdraws it: see [`small_limit`].
+    /// Unfinished frames of all cores get half of the limit, or, without one, a quarter of the budget; each pool has room for two
+    /// first parts at least. A frame that is larger than its pool comes in alone, and overdraws it: see [`small_limit`].
     fn size_pools(&mut self, policy: Policy) {
         let budget = self.intake.limiter.memory().budget();
         let all = match (policy.mode, u64::try_from(policy.limit).unwrap_or(0)) {
@@ -265,7 +265,7 @@ impl Memory {
         let rest = 8 - CLASSES.iter().map(|(_, part)| part).sum::<u64>();
         let parts = CLASSES.iter().map(|(_, part)| *part).chain([rest]);
         for (pool, part) in self.pools.iter_mut().zip(parts) {
-            pool.set_limit(share / 8 * part);
+            pool.set_limit((share / 8 * part).max(2 * FIRST_PART as u64));
         }
     }
 

@@ -352,6 +352,7 @@ fn open_lanes(
                 max_entry,
                 budget_bytes: mebibytes(settings.log_buffer_mb),
                 cache_bytes: to_usize(read_cache(settings)) / shards.max(1) as usize,
+                pool_bytes: idle_blocks(settings, shards),
                 ..LaneConfig::default()
             },
         );
@@ -436,6 +437,15 @@ impl Faults for SlowWrites {
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())
+    }
+}
+
+/// Idle memory that a lane keeps for its next chunks, bytes: together no more than a sixteenth of the buffers' budget.
+fn idle_blocks(settings: &Settings, shards: u32) -> usize {
+    const MOST: u64 = 16 << 20;
+    match buffer_budget(settings) {
+        0 => to_usize(MOST),
+        budget => to_usize((budget / 16 / u64::from(shards.max(1))).min(MOST)),
     }
 }
 

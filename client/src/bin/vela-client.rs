@@ -1,1 +1,7 @@
-fn main() {}
+//! The program `vela-client`: see [`vela_client::cli`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    vela_client::cli::main()
+}

@@ -20,7 +20,12 @@ pub struct Arguments {
 #[derive(Debug, Args)]
 pub struct Connection {
     /// The broker: pulsar://HOST:PORT, or pulsar+ssl://HOST:PORT for TLS; several hosts by commas
-    #[arg(long, global = true, env = "PULSAR_URL", default_value = "pulsar://127.0.0.1:6650")]
+    #[arg(
+        long,
+        global = true,
+        env = "PULSAR_URL",
+        default_value = "pulsar://127.0.0.1:6650"
+    )]
     pub url: String,
     /// A token: the text, or token:TEXT, file:///PATH, env:NAME
     #[arg(long, global = true, env = "PULSAR_TOKEN", hide_env_values = true)]
@@ -32,7 +37,12 @@ pub struct Connection {
     #[arg(long, global = true, value_name = "FILE", requires = "tls_key_file")]
     pub tls_certificate_file: Option<PathBuf>,
     /// The key of the client's certificate
-    #[arg(long, global = true, value_name = "FILE", requires = "tls_certificate_file")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        requires = "tls_certificate_file"
+    )]
     pub tls_key_file: Option<PathBuf>,
     /// Take any certificate (tests only)
     #[arg(long, global = true)]
@@ -53,7 +63,7 @@ pub struct Connection {
     #[arg(long, global = true)]
     pub json: bool,
     /// Say nothing on standard error but errors
-    #[arg(long, short, global = true)]
+    #[arg(long, global = true)]
     pub quiet: bool,
 }
 
@@ -305,17 +315,31 @@ mod tests {
 
     #[test]
     fn they_are_those_of_pulsar_client() {
-        let line = "vela-client --url pulsar://h:1 consume -s sub -t Shared -p Earliest -n 0 -q 5 t";
+        let line =
+            "vela-client --url pulsar://h:1 consume -s sub -t Shared -p Earliest -n 0 -q 5 t";
         let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
-        let Command::Consume(consume) = arguments.command else { panic!() };
-        assert_eq!((consume.subscription_type, consume.receive.num), (Kind::Shared, 0));
+        let Command::Consume(consume) = arguments.command else {
+            panic!()
+        };
+        assert_eq!(
+            (consume.subscription_type, consume.receive.num),
+            (Kind::Shared, 0)
+        );
         let line = "vela-client produce -m a -m b -n 3 -r 2.5 -k key -p x=y --json t";
         let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
         assert!(arguments.connection.json);
-        let Command::Produce(produce) = arguments.command else { panic!() };
+        let Command::Produce(produce) = arguments.command else {
+            panic!()
+        };
         assert_eq!(produce.messages, ["a", "b"]);
         assert_eq!(produce.properties, [("x".to_owned(), "y".to_owned())]);
-        for wrong in ["produce t -p x", "consume t", "produce t --size 5 -m a", "produce t --chunking", "read t --tls-key-file k"] {
+        for wrong in [
+            "produce t -p x",
+            "consume t",
+            "produce t --size 5 -m a",
+            "produce t --chunking",
+            "read t --tls-key-file k",
+        ] {
             Arguments::try_parse_from(format!("vela-client {wrong}").split(' ')).unwrap_err();
         }
     }

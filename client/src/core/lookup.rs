@@ -126,10 +126,11 @@ impl Way {
 /// Whether trying again may help.
 pub(crate) fn is_retriable(error: &Error, established: bool) -> bool {
     let Error::Broker { code, .. } = error else {
-        return matches!(
+        let passing = matches!(
             error,
             Error::Connection(_) | Error::Timeout { .. } | Error::Protocol(_)
         );
+        return established || passing;
     };
     let terminal = matches!(
         code,

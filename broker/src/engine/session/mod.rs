@@ -481,7 +481,8 @@ impl Sessions {
                 request_id,
                 topic,
                 exists,
-            } => self.topic_exists(cx, session, request_id, &topic, exists),
+                full,
+            } => self.topic_exists(cx, session, request_id, &topic, exists, full),
             Message::Topics {
                 session,
                 request_id,

@@ -61,9 +61,8 @@ fn rule(cx: &Context, topic: &Topic) -> Option<(u64, bool)> {
     let own = cx.metadata.topic_policy(&topic.name).unwrap_or(&plain);
     let policy = own.inactive.or(namespace.inactive);
     let policy = policy.unwrap_or_else(|| by_settings(&cx.settings));
-    let retained = own.retention_minutes.or(namespace.retention_minutes);
     // Below 0: for good.
-    let retained = u64::try_from(retained.unwrap_or(0)).ok()?;
+    let retained = u64::try_from(namespace.retention_minutes.unwrap_or(0)).ok()?;
     let after = policy.after_ms.max(retained.saturating_mul(60_000));
     policy.delete.then_some((after, policy.caught_up))
 }

@@ -5,6 +5,7 @@ mod ack;
 mod admin;
 mod by_time;
 mod chunks;
+mod counts;
 mod dedup;
 mod delayed;
 mod deletion;
@@ -45,6 +46,8 @@ use vela_proto::ServerError;
 
 use self::access::Access;
 use self::admin::Inquiry;
+use self::counts::Counts;
+pub(crate) use self::counts::TOO_MANY;
 use self::dedup::{Gone, Sweep};
 use self::delayed::Timers;
 pub(super) use self::deletion::TOKEN as DELETION_TOKEN;
@@ -256,6 +259,7 @@ pub(super) struct Topics {
     volatile: Volatile,
     inactive: Inactive,
     deletions: Deletions,
+    counts: Counts,
 }
 
 impl Topics {
@@ -287,6 +291,7 @@ impl Topics {
             volatile: Volatile::default(),
             inactive: Inactive::default(),
             deletions: Deletions::default(),
+            counts: Counts::default(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -295,6 +300,7 @@ impl Topics {
             for topic in state.topics.into_values() {
                 match TopicName::parse(&topic.name) {
                     Ok(name) => {
+                        topics.counts.found(&name);
                         topics.insert(name, topic, index);
                     }
                     Err(error) => {
@@ -373,6 +379,7 @@ impl Topics {
         );
         self.configure_rate(cx, slot, now);
         self.reconsider_inactive(cx, now);
+        self.count(cx, name, true);
         self.tell_watchers(cx, name, true);
         Some(slot)
     }
@@ -449,6 +456,8 @@ impl Topics {
                 topic,
             } => {
                 let exists = self.by_name.contains_key(topic.as_str());
+                let partitions = cx.settings.default_num_partitions.max(1);
+                let full = self.is_full(cx, &topic, partitions);
                 cx.post(
                     session.core,
                     Message::TopicExists {
@@ -456,6 +465,7 @@ impl Topics {
                         request_id,
                         topic,
                         exists,
+                        full,
                     },
                 );
             }
@@ -481,6 +491,11 @@ impl Topics {
                 namespace,
                 on,
             } => self.watch(core, namespace, on),
+            Message::TopicCount {
+                from,
+                namespace,
+                count,
+            } => self.counted(from, namespace, count),
             Message::SchemaOfTopic { topic, ask } => self.schema_of_topic(cx, &topic, ask),
             Message::SchemaDecided { client, decided } => {
                 self.schema_decided(cx, client, decided, now)

@@ -21,6 +21,14 @@ pub(super) struct Cumulative {
     pub(super) left: Option<AckSet>,
 }
 
+impl Cumulative {
+    /// Orders them: the further entry, then fewer messages left of it.
+    fn reach(&self) -> (EntryId, std::cmp::Reverse<u32>) {
+        let left = self.left.as_ref().map_or(0, AckSet::count);
+        (self.entry, std::cmp::Reverse(left))
+    }
+}
+
 /// A call that ends when all commands that carry its acknowledgements are answered.
 #[derive(Debug, Default)]
 struct Group {
@@ -137,7 +145,8 @@ impl Acks {
 
     /// Whether some messages of this batch wait to be acknowledged.
     pub(super) fn is_pending(&self, entry: EntryId) -> bool {
-        self.individual.contains_key(&entry)
+        let cumulative = self.cumulative.as_ref();
+        self.individual.contains_key(&entry) || cumulative.is_some_and(|c| c.entry == entry)
     }
 
     /// Sends everything. The calls whose answers are not awaited are returned: they are done.
@@ -262,13 +271,13 @@ impl Acks {
             for (entry, left) in flight.entries {
                 self.add(entry, left);
             }
-            if let Some(old) = flight.cumulative {
-                let further = self.cumulative.as_ref().is_some_and(|new| {
-                    new.entry > old.entry || (new.entry == old.entry && new.left != old.left)
-                });
-                if !further {
-                    self.cumulative = Some(old);
-                }
+            if let Some(sent) = flight.cumulative
+                && self
+                    .cumulative
+                    .as_ref()
+                    .is_none_or(|kept| kept.reach() < sent.reach())
+            {
+                self.cumulative = Some(sent);
             }
         }
         // The broker knows the rest, and somebody may have moved the subscription back.
@@ -338,6 +347,6 @@ fn ack(
 }
 
 /// Order of acknowledgements: a whole entry is behind each of its messages.
-fn position(id: &MessageId) -> (u64, u64, u32) {
+pub(super) fn position(id: &MessageId) -> (u64, u64, u32) {
     (id.ledger, id.entry, index_of(id).unwrap_or(u32::MAX))
 }

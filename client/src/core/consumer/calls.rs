@@ -2,18 +2,16 @@
 //!
 //! One that finds no connection waits for the next; one that was on its way when the connection broke is sent again.
 
-use vela_proto::{BaseCommand, MessageIdData};
+use vela_proto::BaseCommand;
 
-use super::config::StartPosition;
 use super::{
-    Call, Consumer, ConsumerAnswer, ConsumerEvent, Detached, Nanos, SeekTarget, State, Wire,
-    commands,
+    Call, Consumer, ConsumerAnswer, ConsumerEvent, Detached, Nanos, State, Wire, commands,
 };
-use crate::{Error, MessageId};
+use crate::{Error, MessageId, StartPosition};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
-    Seek(SeekTarget),
+    Seek(StartPosition),
     LastMessageId,
     HasMessage,
     Unsubscribe { force: bool },
@@ -22,29 +20,8 @@ pub(super) enum Request {
 
 impl Consumer {
     /// Moves the subscription. The receiver queue is emptied; what was acknowledged before is void.
-    pub fn seek(&mut self, now: Nanos, target: SeekTarget, call: Call, wire: &mut impl Wire) {
-        let target = match target {
-            SeekTarget::Position(StartPosition::Id(id)) if id == MessageId::EARLIEST => {
-                SeekTarget::Position(StartPosition::Earliest)
-            }
-            // A chunked message begins with its first chunk.
-            SeekTarget::Position(StartPosition::Id(id)) => {
-                SeekTarget::Position(StartPosition::Id(self.first_chunk_of(id)))
-            }
-            other => other,
-        };
+    pub fn seek(&mut self, now: Nanos, target: StartPosition, call: Call, wire: &mut impl Wire) {
         self.request(now, call, Request::Seek(target), wire);
-    }
-
-    fn first_chunk_of(&self, id: MessageId) -> MessageId {
-        match self.chunked.get(&id.into()).and_then(|ids| ids.first()) {
-            Some(first) if self.config.start_message_id_inclusive => MessageId {
-                ledger: first.ledger,
-                entry: first.entry,
-                ..id
-            },
-            _ => id,
-        }
     }
 
     /// Asks for the last message of the topic.
@@ -94,7 +71,11 @@ impl Consumer {
         if self.state != State::Ready {
             return;
         }
-        while let Some((call, request)) = self.waiting.pop_front() {
+        // A seek detaches the consumer; what is sent behind it would find nobody.
+        let seeking = |(_, request): &(Call, Request)| matches!(request, Request::Seek(_));
+        while !self.in_flight.values().any(seeking)
+            && let Some((call, request)) = self.waiting.pop_front()
+        {
             // What was acknowledged before must be known before.
             self.flush_acks(wire);
             let request_id = wire.request_id();
@@ -114,7 +95,7 @@ impl Consumer {
         }
     }
 
-    fn begin_seek(&mut self, target: SeekTarget) {
+    fn begin_seek(&mut self, target: StartPosition) {
         self.seeking = self.current_incarnation();
         self.clear_queue();
         self.chunks.clear();
@@ -140,6 +121,7 @@ impl Consumer {
 
     pub(super) fn handle_call_answer(
         &mut self,
+        now: Nanos,
         request_id: u64,
         result: Result<BaseCommand, Error>,
         wire: &mut impl Wire,
@@ -151,6 +133,12 @@ impl Consumer {
             Request::Seek(_) => {
                 let attached = self.is_seeking();
                 self.seeking = None;
+                if result.is_err() && !attached {
+                    // The broker had closed the consumer before it read this.
+                    self.waiting.push_front((call, request));
+                    self.send_waiting(now, wire);
+                    return true;
+                }
                 if result.is_err() && attached {
                     // What was dropped for it must come again.
                     self.redeliver_unacknowledged(wire);
@@ -178,6 +166,7 @@ impl Consumer {
             }
         };
         self.answer(call, answer);
+        self.send_waiting(now, wire);
         self.flow(wire);
         true
     }
@@ -212,6 +201,7 @@ impl Consumer {
         self.state = State::Closed;
         self.ledger.begin();
         self.queue.clear();
+        self.copies.clear();
         self.chunks.clear();
         self.chunked.clear();
         self.batches.clear();
@@ -242,21 +232,11 @@ fn last_ids(command: BaseCommand) -> Result<(Option<MessageId>, Option<MessageId
             "GET_LAST_MESSAGE_ID was answered with another command".to_owned(),
         ));
     };
-    let last = Some(message_id(&answer.last_message_id)).filter(|id| (id.entry as i64) >= 0);
+    let last =
+        Some(MessageId::from_data(&answer.last_message_id)).filter(|id| (id.entry as i64) >= 0);
     let mark_delete = answer
         .consumer_mark_delete_position
         .as_ref()
-        .map(message_id);
+        .map(MessageId::from_data);
     Ok((last, mark_delete))
-}
-
-fn message_id(id: &MessageIdData) -> MessageId {
-    MessageId {
-        first_chunk: None,
-        ledger: id.ledger_id,
-        entry: id.entry_id,
-        batch_index: id.batch_index(),
-        partition: id.partition(),
-        batch_size: id.batch_size.unwrap_or(0),
-    }
 }

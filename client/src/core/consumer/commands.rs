@@ -1,6 +1,7 @@
 //! The commands a consumer sends, but for ACK.
 
 use vela_proto::base_command::Type;
+use vela_proto::command_subscribe::InitialPosition;
 use vela_proto::{
     BaseCommand, CommandCloseConsumer, CommandFlow, CommandGetLastMessageId,
     CommandRedeliverUnacknowledgedMessages, CommandSeek, CommandSubscribe, CommandUnsubscribe,
@@ -9,7 +10,8 @@ use vela_proto::{
 
 use super::config::{ConsumerConfig, KeySharedPolicy, SubscriptionType};
 use super::message::EntryId;
-use super::position::{SeekTarget, wire_start};
+use super::position::wire_start;
+use crate::StartPosition;
 
 fn of(kind: Type) -> BaseCommand {
     BaseCommand {
@@ -33,6 +35,11 @@ pub(super) fn subscribe(
         (_, Some(policy)) if !policy.sticky_ranges.is_empty() => Some(key_shared(policy)),
         _ => None,
     };
+    // A durable subscription knows only the two ends.
+    let initial = match config.start {
+        StartPosition::Earliest => InitialPosition::Earliest,
+        _ => InitialPosition::Latest,
+    };
     let rollback = (!config.durable && config.start_rollback_seconds > 0)
         .then_some(config.start_rollback_seconds);
     BaseCommand {
@@ -49,7 +56,7 @@ pub(super) fn subscribe(
             metadata: config.properties.clone(),
             read_compacted: Some(config.read_compacted),
             schema: config.schema.clone(),
-            initial_position: Some(config.start.initial() as i32),
+            initial_position: Some(initial as i32),
             replicate_subscription_state: config.replicate_subscription_state,
             force_topic_creation: Some(true),
             start_message_rollback_duration_sec: rollback,
@@ -101,10 +108,10 @@ pub(super) fn redeliver(consumer_id: u64, entries: &[EntryId], epoch: Option<u64
     }
 }
 
-pub(super) fn seek(consumer_id: u64, request_id: u64, target: SeekTarget) -> BaseCommand {
+pub(super) fn seek(consumer_id: u64, request_id: u64, target: StartPosition) -> BaseCommand {
     let (message_id, message_publish_time) = match target {
-        SeekTarget::Position(start) => (Some(wire_start(start)), None),
-        SeekTarget::PublishTime(time) => (None, Some(time)),
+        StartPosition::Time(time) => (None, Some(time)),
+        start => (Some(wire_start(start)), None),
     };
     BaseCommand {
         seek: Some(CommandSeek {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use vela_proto::command_subscribe::{InitialPosition, SubType};
+use vela_proto::command_subscribe::SubType;
 use vela_proto::{KeyValue, Schema};
 
 use super::Nanos;
-use crate::MessageId;
+use crate::StartPosition;
 
 pub(crate) const MILLI: Nanos = 1_000_000;
 pub(crate) const SECOND: Nanos = 1_000 * MILLI;
@@ -41,28 +41,6 @@ impl SubscriptionType {
     #[must_use]
     pub fn is_shared(self) -> bool {
         matches!(self, Self::Shared | Self::KeyShared)
-    }
-}
-
-/// Where reading begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum StartPosition {
-    /// The first message kept.
-    Earliest,
-    /// After the last message.
-    #[default]
-    Latest,
-    /// A message: behind it, or at it with `start_message_id_inclusive`.
-    Id(MessageId),
-}
-
-impl StartPosition {
-    /// A durable subscription knows only the two ends.
-    pub(crate) fn initial(self) -> InitialPosition {
-        match self {
-            Self::Earliest => InitialPosition::Earliest,
-            _ => InitialPosition::Latest,
-        }
     }
 }
 
@@ -153,10 +131,8 @@ pub struct ConsumerConfig {
     pub priority_level: i32,
     /// Whether the broker keeps the position when all consumers are gone.
     pub durable: bool,
-    /// Where a new durable subscription, or a reader, begins.
+    /// Where a reader, or a new durable subscription, begins; the latter only at one of the two ends.
     pub start: StartPosition,
-    /// Whether the message named in [`start`](Self::start) or in a seek is itself delivered.
-    pub start_message_id_inclusive: bool,
     /// For readers: begin so many seconds before now; 0: not.
     pub start_rollback_seconds: u64,
     /// Read the compacted view of the topic.
@@ -219,7 +195,6 @@ impl ConsumerConfig {
             priority_level: 0,
             durable: true,
             start: StartPosition::Latest,
-            start_message_id_inclusive: false,
             start_rollback_seconds: 0,
             read_compacted: false,
             schema: None,

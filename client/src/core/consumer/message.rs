@@ -43,8 +43,6 @@ pub struct ReceivedMessage {
     pub topic: Arc<str>,
     /// Where it lies; for a chunked message, its last chunk.
     pub id: MessageId,
-    /// Where its first chunk lies, if it was chunked.
-    pub first_chunk: Option<MessageId>,
     /// The payload, decompressed; as sent if `encrypted`.
     pub payload: Bytes,
     /// Metadata of the entry.
@@ -160,10 +158,8 @@ pub(super) fn index_of(id: &MessageId) -> Option<u32> {
 /// An identity as sent with SEEK and SUBSCRIBE.
 pub(super) fn wire_id(id: &MessageId) -> MessageIdData {
     MessageIdData {
-        ledger_id: id.ledger,
-        entry_id: id.entry,
-        partition: (id.partition >= 0).then_some(id.partition),
-        batch_index: (id.batch_index >= 0).then_some(id.batch_index),
-        ..MessageIdData::default()
+        first_chunk_message_id: None,
+        batch_size: None,
+        ..id.to_data()
     }
 }

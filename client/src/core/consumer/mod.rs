@@ -28,7 +28,7 @@ use vela_proto::{BaseCommand, ServerError};
 pub use ackset::AckSet;
 pub use config::{
     ConsumerConfig, CryptoFailureAction, DeadLetterPolicy, KeySharedPolicy, RedeliveryBackoff,
-    StartPosition, SubscriptionType,
+    SubscriptionType,
 };
 pub use dead_letter::{
     DELAY_TIME, ORIGIN_MESSAGE_ID, ORIGIN_MESSAGE_IDY_TIME, REAL_SUBSCRIPTION, REAL_TOPIC,
@@ -36,7 +36,6 @@ pub use dead_letter::{
 };
 pub use message::{EntryId, ReceivedMessage};
 pub use permits::{Audit, BadPermits, Ledger, Permits};
-pub use position::SeekTarget;
 
 use crate::{Error, MessageId};
 use acks::{Acks, Cumulative};
@@ -170,6 +169,8 @@ enum State {
 struct Queued {
     message: ReceivedMessage,
     permit: Permits,
+    /// Whether the application may hold it already.
+    copy: bool,
 }
 
 /// A consumer; see the [module](self).
@@ -181,10 +182,16 @@ pub struct Consumer {
     subscribed_before: bool,
     /// Raised by each redelivery of everything; messages of lower ones are dropped.
     epoch: u64,
+    /// Whether everything was asked for again in this incarnation.
+    asked_again: bool,
     /// Whether a take found nothing; what a queue of size 0 waits for.
     wanted: bool,
     paused: bool,
     queue: VecDeque<Queued>,
+    /// Messages in the queue, by entry, that the application may hold already from an earlier delivery.
+    copies: HashMap<EntryId, u32>,
+    /// The furthest entry ever put into the queue.
+    furthest: Option<EntryId>,
     ledger: Ledger,
     acks: Acks,
     batches: Batches,
@@ -212,9 +219,12 @@ impl Consumer {
             state: State::Detached,
             subscribed_before: false,
             epoch: 0,
+            asked_again: false,
             wanted: false,
             paused: config.start_paused,
             queue: VecDeque::new(),
+            copies: HashMap::new(),
+            furthest: None,
             ledger: Ledger::new(config.receiver_queue_size),
             acks: Acks::new(id, config.ack_receipt),
             batches: Batches::new(config.max_tracked_batches),
@@ -244,6 +254,7 @@ impl Consumer {
         }
         self.ledger.begin();
         self.stats.incarnations += 1;
+        self.asked_again = false;
         let request_id = wire.request_id();
         self.state = State::Subscribing(request_id);
         let start = self.position.subscribe();
@@ -292,7 +303,7 @@ impl Consumer {
             }
             return true;
         }
-        self.handle_call_answer(request_id, result, wire)
+        self.handle_call_answer(now, request_id, result, wire)
     }
 
     fn attached(&mut self, now: Nanos, wire: &mut impl Wire) {
@@ -313,6 +324,7 @@ impl Consumer {
         self.state = State::Detached;
         self.ledger.begin();
         self.queue.clear();
+        self.copies.clear();
         self.chunks.clear();
         self.nacks.clear();
         self.ack_timeouts.clear();
@@ -340,13 +352,19 @@ impl Consumer {
 
     /// Takes the next message. Its permit goes back; its memory and its acknowledgement are the application's now.
     pub fn take(&mut self, now: Nanos, wire: &mut impl Wire) -> Option<ReceivedMessage> {
-        let Some(Queued { message, permit }) = self.queue.pop_front() else {
+        let Some(Queued {
+            message,
+            permit,
+            copy,
+        }) = self.queue.pop_front()
+        else {
             self.wanted = true;
             self.flow(wire);
             return None;
         };
         self.wanted = false;
         self.ledger.give_back(permit);
+        self.left_queue(message.entry(), copy);
         self.position.taken(message.id);
         self.stats.taken += 1;
         if let Some(timeout) = self.config.ack_timeout_of(message.redelivery_count) {
@@ -399,6 +417,9 @@ impl Consumer {
         }
         for id in ids {
             self.acknowledge_one(id);
+            if self.copies.contains_key(&EntryId::from(*id)) {
+                self.drop_queued(|message| message.id == *id);
+            }
         }
         self.acknowledged(now, call, wire);
     }
@@ -445,7 +466,14 @@ impl Consumer {
             self.ack_timeouts.remove_through(entry);
         }
         self.dead_letters.forget(id);
-        self.acks.add_cumulative(*id, cumulative);
+        // A batch that is done is done as a whole.
+        let batch_index = if whole { -1 } else { id.batch_index };
+        self.acks
+            .add_cumulative(MessageId { batch_index, ..*id }, cumulative);
+        if !self.copies.is_empty() {
+            let through = acks::position(id);
+            self.drop_queued(|message| acks::position(&message.id) <= through);
+        }
         self.acknowledged(now, call, wire);
     }
 
@@ -513,6 +541,17 @@ impl Consumer {
             call => self.end(call, Ok(())),
         }
         self.collect_acks(now, wire);
+        self.flow(wire);
+    }
+
+    /// A message is not in the queue any more.
+    fn left_queue(&mut self, entry: EntryId, copy: bool) {
+        if copy && let Some(count) = self.copies.get_mut(&entry) {
+            *count -= 1;
+            if *count == 0 {
+                self.copies.remove(&entry);
+            }
+        }
     }
 
     /// Starts the clock of what was added to the acknowledgements, or sends them at once.

@@ -2,18 +2,9 @@
 
 use vela_proto::MessageIdData;
 
-use super::config::{ConsumerConfig, StartPosition};
+use super::config::ConsumerConfig;
 use super::message::{EntryId, index_of, wire_id};
-use crate::MessageId;
-
-/// Where a seek goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SeekTarget {
-    /// An end of the topic, or a message.
-    Position(StartPosition),
-    /// The first message published at this time, in milliseconds since 1970, or later.
-    PublishTime(u64),
-}
+use crate::{MessageId, StartPosition};
 
 /// Messages before it are not delivered; nor is it, unless inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +19,7 @@ struct Floor {
 #[derive(Debug, Clone)]
 pub(super) struct Position {
     durable: bool,
-    inclusive: bool,
-    start: SeekTarget,
+    start: StartPosition,
     floor: Option<Floor>,
     taken: Option<MessageId>,
 }
@@ -38,8 +28,7 @@ impl Position {
     pub(super) fn new(config: &ConsumerConfig) -> Self {
         let mut position = Self {
             durable: config.durable,
-            inclusive: config.start_message_id_inclusive,
-            start: SeekTarget::Position(config.start),
+            start: named_ends(config.start),
             floor: None,
             taken: None,
         };
@@ -51,9 +40,10 @@ impl Position {
 
     fn set_floor(&mut self) {
         self.floor = match self.start {
-            SeekTarget::Position(StartPosition::Id(id)) => Some(Floor {
-                id,
-                inclusive: self.inclusive,
+            StartPosition::Message { id, inclusive } => Some(Floor {
+                // A chunked message begins with its first chunk.
+                id: if inclusive { id.first_chunk_id() } else { id },
+                inclusive,
                 whole: !self.durable,
             }),
             _ => None,
@@ -66,8 +56,8 @@ impl Position {
     }
 
     /// A seek: forgets what was taken.
-    pub(super) fn seek(&mut self, target: SeekTarget) {
-        self.start = target;
+    pub(super) fn seek(&mut self, target: StartPosition) {
+        self.start = named_ends(target);
         self.taken = None;
         self.set_floor();
     }
@@ -101,11 +91,7 @@ impl Position {
             });
             return Some(wire_id(&taken));
         }
-        Some(match self.start {
-            SeekTarget::Position(start) => wire_start(start),
-            // The broker keeps the cursor over its own seek; if it is gone, nothing may be missed.
-            SeekTarget::PublishTime(_) => wire_start(StartPosition::Earliest),
-        })
+        Some(wire_start(self.start))
     }
 
     /// Whether the topic holds something behind this position, when `last` is its last message and `mark_delete` the position
@@ -115,18 +101,17 @@ impl Position {
             return order(last) > order(&taken);
         }
         match self.start {
-            SeekTarget::Position(StartPosition::Earliest) => true,
-            SeekTarget::Position(StartPosition::Id(id)) => {
+            StartPosition::Earliest => true,
+            StartPosition::Message { id, inclusive } => {
                 // An id without index means its whole entry.
                 let (last, id) = (order(last), order(&id));
                 let same = last.0 == id.0 && last.1 == id.1 && (id.2 < 0 || id.2 == last.2);
-                if same { self.inclusive } else { last > id }
+                if same { inclusive } else { last > id }
             }
-            SeekTarget::Position(StartPosition::Latest) | SeekTarget::PublishTime(_) => mark_delete
-                .is_some_and(|at| {
-                    let (last, at) = (order(last), order(at));
-                    (last.0, last.1) > (at.0, at.1)
-                }),
+            StartPosition::Latest | StartPosition::Time(_) => mark_delete.is_some_and(|at| {
+                let (last, at) = (order(last), order(at));
+                (last.0, last.1) > (at.0, at.1)
+            }),
         }
     }
 }
@@ -136,17 +121,22 @@ fn order(id: &MessageId) -> (u64, i64, i32) {
     (id.ledger, id.entry as i64, id.batch_index)
 }
 
-/// As the protocol writes a start: the ends have marks of their own.
-pub(super) fn wire_start(start: StartPosition) -> MessageIdData {
-    let mark = |value| MessageIdData {
-        ledger_id: value,
-        entry_id: value,
-        ..MessageIdData::default()
-    };
+/// The two ends by their names, however they were written.
+fn named_ends(start: StartPosition) -> StartPosition {
     match start {
-        StartPosition::Earliest => mark(u64::MAX),
-        StartPosition::Id(id) if id == MessageId::EARLIEST => mark(u64::MAX),
-        StartPosition::Latest => mark(i64::MAX as u64),
-        StartPosition::Id(id) => wire_id(&id),
+        StartPosition::Message { id, .. } if id == MessageId::EARLIEST => StartPosition::Earliest,
+        StartPosition::Message { id, .. } if id == MessageId::LATEST => StartPosition::Latest,
+        other => other,
+    }
+}
+
+/// As the protocol writes a start. A time begins at the first message there is: the seek to it follows, and nothing may be missed.
+pub(super) fn wire_start(start: StartPosition) -> MessageIdData {
+    match named_ends(start) {
+        StartPosition::Earliest | StartPosition::Time(_) => wire_id(&MessageId::EARLIEST),
+        StartPosition::Latest => wire_id(&MessageId::LATEST),
+        StartPosition::Message { id, inclusive } => {
+            wire_id(&if inclusive { id.first_chunk_id() } else { id })
+        }
     }
 }

@@ -12,7 +12,7 @@ use vela_proto::{CommandMessage, CompressionType, MessageMetadata, SingleMessage
 use super::ackset::AckSet;
 use super::batches::Left;
 use super::chunks::Chunk;
-use super::config::CryptoFailureAction;
+use super::config::{CryptoFailureAction, SECOND};
 use super::permits::{BadPermits, Permits, resolve};
 use super::{
     Consumer, ConsumerEvent, EntryId, Nanos, Queued, ReceivedMessage, State, Violation, Wire,
@@ -21,14 +21,17 @@ use crate::MessageId;
 
 /// Least bytes a message takes in a batch, without its content.
 const MIN_BATCHED: usize = 6;
-/// After so many deliveries a chunk whose predecessors never came is acknowledged.
-const MAX_ORPHAN_DELIVERIES: u32 = 3;
+/// How often the wait for the predecessors of a chunk doubles, and its end.
+const ORPHAN_DOUBLINGS: u32 = 6;
+const ORPHAN_DELAY_MAX: Nanos = 600 * SECOND;
 
 /// One command while it is worked on.
 struct Delivery {
     entry: EntryId,
     partition: i32,
     redelivery_count: u32,
+    /// Whether the entry was in the queue before: the application may hold some of it.
+    again: bool,
     ack_set: Option<AckSet>,
     metadata: Arc<MessageMetadata>,
     /// What the command still owns; the rest belongs to messages in the queue.
@@ -119,6 +122,7 @@ impl Consumer {
             entry,
             partition: command.message_id.partition(),
             redelivery_count: command.redelivery_count(),
+            again: self.furthest.is_some_and(|furthest| entry <= furthest),
             ack_set,
             metadata: Arc::new(metadata),
             permits,
@@ -228,7 +232,12 @@ impl Consumer {
             .add(now, entry, metadata, payload, &mut given_up);
         self.abandon_chunks(now, given_up, wire);
         match chunk {
-            Chunk::Whole(payload, entries) => return Some((payload, entries)),
+            Chunk::Whole(payload, entries) => {
+                for &entry in &entries {
+                    self.nacks.remove(entry);
+                }
+                return Some((payload, entries));
+            }
             Chunk::Kept | Chunk::Repeated => {}
             Chunk::Copy => {
                 self.acks.add(entry, None);
@@ -236,18 +245,18 @@ impl Consumer {
             }
             Chunk::Orphan { abandoned, dropped } => {
                 self.stats.skipped += 1;
-                let shared = self.config.subscription_type.is_shared();
-                if abandoned && !shared {
-                    // Given up here: it stays unacknowledged, as its first chunks do.
-                } else if shared && (abandoned || delivery.redelivery_count < MAX_ORPHAN_DELIVERIES)
-                {
-                    let due = now.saturating_add(self.config.nack_delay(0));
-                    for entry in dropped.into_iter().chain([entry]) {
+                let entries = dropped.into_iter().chain([entry]);
+                if self.config.subscription_type.is_shared() {
+                    // Its predecessors may be on their way again, or be gone: asked for ever more rarely.
+                    let count = delivery.redelivery_count;
+                    let delay = self.config.nack_delay(count) << count.min(ORPHAN_DOUBLINGS);
+                    let due = now.saturating_add(delay.min(ORPHAN_DELAY_MAX));
+                    for entry in entries {
                         self.nacks.set_earlier(entry, due);
                     }
-                } else {
+                } else if !abandoned && !self.asked_again {
                     // In order of the topic, what is missing was before; it will not come.
-                    for entry in dropped.into_iter().chain([entry]) {
+                    for entry in entries {
                         self.acks.add(entry, None);
                     }
                     self.collect_acks(now, wire);
@@ -273,20 +282,10 @@ impl Consumer {
         encrypted: bool,
         wire: &mut impl Wire,
     ) -> Result<(), Violation> {
-        let id = delivery.id(-1, 0);
-        let first_chunk = chunks
-            .as_ref()
-            .and_then(|ids| ids.first())
-            .map(|first| MessageId {
-                ledger: first.ledger,
-                entry: first.entry,
-                ..id
-            });
-        // A chunked message is where its first chunk is.
-        let start = first_chunk.map_or(delivery.entry, EntryId::from);
-        if self.position.is_before(delivery.entry, None)
-            || (self.position.is_before(start, None) && !self.config.durable)
-        {
+        let mut id = delivery.id(-1, 0);
+        let first = chunks.as_ref().and_then(|ids| ids.first());
+        id.first_chunk = first.map(|first| (first.ledger, first.entry));
+        if self.position.is_before(delivery.entry, None) {
             self.stats.skipped += 1;
             if self.config.durable {
                 for entry in chunks.unwrap_or_else(|| vec![delivery.entry]) {
@@ -305,7 +304,6 @@ impl Consumer {
         let message = ReceivedMessage {
             topic: Arc::clone(&self.config.topic),
             id,
-            first_chunk,
             payload,
             metadata: Arc::clone(&delivery.metadata),
             single: None,
@@ -370,7 +368,6 @@ impl Consumer {
             let message = ReceivedMessage {
                 topic: Arc::clone(&self.config.topic),
                 id: delivery.id(index as i32, count),
-                first_chunk: None,
                 payload: payload.slice_ref(message.payload),
                 metadata: Arc::clone(&delivery.metadata),
                 single: Some(message.metadata),
@@ -438,7 +435,15 @@ impl Consumer {
             });
         };
         self.stats.accepted += 1;
-        self.queue.push_back(Queued { message, permit });
+        if delivery.again {
+            *self.copies.entry(delivery.entry).or_default() += 1;
+        }
+        self.furthest = self.furthest.max(Some(delivery.entry));
+        self.queue.push_back(Queued {
+            message,
+            permit,
+            copy: delivery.again,
+        });
         Ok(())
     }
 

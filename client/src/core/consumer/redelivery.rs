@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::{Consumer, ConsumerEvent, EntryId, Nanos, Queued, State, Wire, commands};
+use super::{
+    Consumer, ConsumerEvent, EntryId, Nanos, Queued, ReceivedMessage, State, Wire, commands,
+};
 use crate::MessageId;
 
 /// Most entries one REDELIVER names.
@@ -27,6 +29,11 @@ impl Consumer {
 
     /// Asks for everything that was not acknowledged. The receiver queue is emptied.
     pub fn redeliver_unacknowledged(&mut self, wire: &mut impl Wire) {
+        // A new incarnation is sent everything anyway.
+        if self.state != State::Ready {
+            return;
+        }
+        self.asked_again = true;
         let shared = self.config.subscription_type.is_shared();
         if !shared {
             // Whatever is under way belongs to the epoch before.
@@ -37,9 +44,6 @@ impl Consumer {
         self.nacks.clear();
         self.ack_timeouts.clear();
         self.dead_letters.detached();
-        if self.state != State::Ready {
-            return;
-        }
         self.flush_acks(wire);
         wire.command(commands::redeliver(
             self.id,
@@ -88,7 +92,7 @@ impl Consumer {
         self.redeliver(again, wire);
     }
 
-    pub(super) fn given_up(&mut self, messages: Vec<super::ReceivedMessage>) {
+    pub(super) fn given_up(&mut self, messages: Vec<ReceivedMessage>) {
         if !messages.is_empty() {
             self.stats.given_up += messages.len() as u64;
             self.events.push_back(ConsumerEvent::DeadLetters(messages));
@@ -129,10 +133,11 @@ impl Consumer {
         // What was acknowledged of a batch must not come back with the rest.
         self.flush_acks(wire);
         let gone: HashSet<_> = entries.iter().copied().collect();
-        self.drop_queued(|entry| gone.contains(&entry));
+        self.drop_queued(|message| gone.contains(&message.entry()));
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
-            match self.chunked.remove(&entry) {
+            // Kept: the application may still acknowledge what it holds.
+            match self.chunked.get(&entry) {
                 Some(chunks) => all.extend(chunks),
                 None => all.push(entry),
             }
@@ -148,11 +153,16 @@ impl Consumer {
         self.drop_queued(|_| true);
     }
 
-    fn drop_queued(&mut self, gone: impl Fn(EntryId) -> bool) {
+    pub(super) fn drop_queued(&mut self, gone: impl Fn(&ReceivedMessage) -> bool) {
         let queue = std::mem::take(&mut self.queue);
         for queued in queue {
-            if gone(queued.message.entry()) {
-                let Queued { permit, .. } = queued;
+            if gone(&queued.message) {
+                let Queued {
+                    message,
+                    permit,
+                    copy,
+                } = queued;
+                self.left_queue(message.entry(), copy);
                 self.ledger.give_back(permit);
             } else {
                 self.queue.push_back(queued);

@@ -8,7 +8,7 @@ mod topics;
 pub(super) use self::inquiries::Inquiry;
 
 use self::inquiries::Reading;
-use super::Topics;
+use super::{TOO_MANY, Topics};
 use crate::engine::admin::{Answer, Ask, Asker, Request, SubscriptionAsk};
 use crate::engine::context::Context;
 use crate::engine::message::Message;
@@ -39,6 +39,18 @@ impl Topics {
     fn ask(&mut self, cx: &mut Context, asker: Asker, name: &TopicName, ask: Ask, now: Now) {
         let slot = match (self.by_name.get(name.as_str()), &ask) {
             (Some(slot), _) => *slot,
+            (
+                None,
+                Ask::Subscription {
+                    ask:
+                        SubscriptionAsk::Create {
+                            create_topic: true, ..
+                        },
+                    ..
+                },
+            ) if self.is_full(cx, name, 1) => {
+                return reply(cx, asker, Answer::Conflict(TOO_MANY.into()));
+            }
             (
                 None,
                 Ask::Subscription {

@@ -134,6 +134,7 @@ impl Topics {
         topic.deleted = true;
         let name = topic.name.clone();
         self.by_name.remove(name.as_str());
+        self.count(cx, &name, false);
         self.tell_watchers(cx, &name, false);
         self.close_clients(cx, slot, false, now);
         self.forget_rate(cx, slot, now);

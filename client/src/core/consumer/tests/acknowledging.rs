@@ -210,12 +210,9 @@ fn many_go_out_in_commands_of_a_thousand() {
 fn an_index_beyond_its_batch_is_refused() {
     let mut bench = Bench::new(|_| {});
     let id = MessageId {
-        ledger: 1,
-        entry: 0,
         batch_index: 3,
-        partition: -1,
         batch_size: 0,
-        first_chunk: None,
+        ..MessageId::entry(1, 0)
     };
     bench.ack(&id, Some(1));
     assert_eq!(answers(&mut bench), [(1, false)]);

@@ -19,6 +19,7 @@ use vela_proto::{BaseCommand, CommandMessage, MessageIdData};
 
 use super::config::MILLI;
 use super::*;
+use crate::StartPosition;
 
 /// Keeps what was sent.
 #[derive(Debug, Default)]

@@ -61,7 +61,7 @@ impl Stored {
 #[derive(Debug)]
 enum ToClient {
     Message(CommandMessage, Bytes),
-    Reply(u64, BaseCommand),
+    Reply(u64, Result<BaseCommand, Error>),
     Closed,
 }
 
@@ -118,8 +118,19 @@ impl Broker {
             self.reply(subscribe.request_id, success());
             return;
         }
-        // A consumer that is not there is not answered.
+        // An acknowledgement of a consumer that is not there is not answered.
         if !self.attached {
+            let request_id = match (&command.seek, &command.get_last_message_id) {
+                (Some(seek), _) => seek.request_id,
+                (_, Some(last)) => last.request_id,
+                _ => return,
+            };
+            let error = Error::Broker {
+                code: vela_proto::ServerError::MetadataError,
+                message: "Consumer not found".to_owned(),
+            };
+            self.to_client
+                .push_back(ToClient::Reply(request_id, Err(error)));
             return;
         }
         if let Some(flow) = command.flow {
@@ -192,7 +203,7 @@ impl Broker {
 
     fn reply(&mut self, request_id: u64, command: BaseCommand) {
         self.to_client
-            .push_back(ToClient::Reply(request_id, command));
+            .push_back(ToClient::Reply(request_id, Ok(command)));
     }
 
     /// Sends one entry, if it may.
@@ -402,7 +413,7 @@ impl World {
                 let bench = &mut self.bench;
                 bench
                     .consumer
-                    .handle_answer(now, request_id, Ok(result), &mut bench.wire);
+                    .handle_answer(now, request_id, result, &mut bench.wire);
             }
             ToClient::Closed => {
                 self.bench.consumer.detached(now, Detached::ClosedByBroker);
@@ -548,14 +559,11 @@ impl World {
 
     fn seek(&mut self, entry: u64) {
         let id = MessageId {
-            ledger: 1,
-            entry,
             batch_index: -1,
-            partition: -1,
             batch_size: 0,
-            first_chunk: None,
+            ..MessageId::entry(1, entry)
         };
-        let target = SeekTarget::Position(StartPosition::Id(id));
+        let target = StartPosition::at(id);
         self.next_call += 1;
         self.hand.clear();
         let (now, call, bench) = (self.bench.now, self.next_call, &mut self.bench);
@@ -600,6 +608,7 @@ impl World {
         let audit = self.bench.audit();
         let window = u64::from(self.broker.config.receiver_queue_size.max(1));
         assert_eq!(audit.held, 0);
+        assert!(self.calls.is_empty(), "unanswered: {:?}", self.calls);
         assert_eq!(audit.received, self.broker.charged, "charged");
         assert_eq!(audit.granted, self.broker.granted, "granted");
         // What the broker has, and what will come with the next FLOW, is the window again.
@@ -684,7 +693,6 @@ fn config() -> impl Strategy<Value = ConsumerConfig> {
                     config.dead_letter = dead.map(DeadLetterPolicy::new);
                 }
                 config.start = StartPosition::Earliest;
-                config.start_message_id_inclusive = true;
                 config.receiver_queue_size = queue;
                 config.ack_receipt = receipts;
                 config.batch_index_ack = index_ack;

@@ -33,7 +33,7 @@ fn chunks_become_one_message_and_are_acknowledged_together() {
     let message = bench.take().unwrap();
     assert_eq!(bench.flowed(), 1);
     assert_eq!(&message.payload[..], b"ababababab");
-    assert_eq!(message.first_chunk.unwrap().entry, 0);
+    assert_eq!(message.id.first_chunk, Some((1, 0)));
     assert_eq!(message.id.entry, 4);
     bench.ack(&message.id, None);
     bench.advance(100 * MILLI);
@@ -260,18 +260,17 @@ fn the_last_delivery_is_given_up_when_nacked() {
 fn a_reader_starts_within_a_batch_and_goes_on_behind_what_it_took() {
     for inclusive in [false, true] {
         let start = MessageId {
-            ledger: 1,
-            entry: 5,
             batch_index: 3,
-            partition: -1,
             batch_size: 10,
-            first_chunk: None,
+            ..MessageId::entry(1, 5)
         };
         let mut bench = Bench::new(|config| {
             config.subscription_type = SubscriptionType::Exclusive;
             config.durable = false;
-            config.start = StartPosition::Id(start);
-            config.start_message_id_inclusive = inclusive;
+            config.start = StartPosition::Message {
+                id: start,
+                inclusive,
+            };
         });
         bench.deliver(4, build::single("x"), |_| {}).unwrap();
         bench.deliver(5, build::batch(10), |_| {}).unwrap();

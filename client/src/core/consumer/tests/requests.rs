@@ -22,9 +22,9 @@ fn refused() -> Error {
     }
 }
 
-const EARLIEST: SeekTarget = SeekTarget::Position(StartPosition::Earliest);
+const EARLIEST: StartPosition = StartPosition::Earliest;
 
-fn seek(bench: &mut Bench, target: SeekTarget, call: Call) -> u64 {
+fn seek(bench: &mut Bench, target: StartPosition, call: Call) -> u64 {
     bench
         .consumer
         .seek(bench.now, target, call, &mut bench.wire);
@@ -93,10 +93,13 @@ fn a_seek_cut_off_is_sent_again() {
 #[test]
 fn a_seek_to_a_message_delivers_it_only_if_inclusive() {
     for inclusive in [false, true] {
-        let mut bench = Bench::new(|c| c.start_message_id_inclusive = inclusive);
+        let mut bench = Bench::new(|_| {});
         bench.deliver(0, build::batch(3), |_| {}).unwrap();
         let taken = bench.take_all();
-        let target = SeekTarget::Position(StartPosition::Id(taken[1].id));
+        let target = StartPosition::Message {
+            id: taken[1].id,
+            inclusive,
+        };
         let request = seek(&mut bench, target, 1);
         bench.consumer.detached(0, Detached::ClosedByBroker);
         bench.reply(request, Ok(success()));
@@ -162,17 +165,13 @@ fn whether_something_is_left() {
 
     for inclusive in [false, true] {
         let id = MessageId {
-            ledger: 1,
-            entry: 5,
             batch_index: -1,
-            partition: -1,
             batch_size: 0,
-            first_chunk: None,
+            ..MessageId::entry(1, 5)
         };
         let mut bench = Bench::new(|c| {
             c.durable = false;
-            c.start = StartPosition::Id(id);
-            c.start_message_id_inclusive = inclusive;
+            c.start = StartPosition::Message { id, inclusive };
         });
         assert_eq!(has_message(&mut bench, 5, -1, 4), inclusive);
         assert!(has_message(&mut bench, 6, -1, 4));
