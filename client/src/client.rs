@@ -14,7 +14,7 @@ use crate::core::{Answer, BackoffConfig, Machine, MachineConfig};
 use crate::driver::{Parts, Shared};
 use crate::error::{Error, Result};
 use crate::message::millis_of;
-use crate::producer::ProducerBuilder;
+use crate::producer_builder::ProducerBuilder;
 use crate::tls::TlsOptions;
 
 /// Bytes that pending sends may take up if `memory_limit` is not set.

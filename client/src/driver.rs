@@ -24,7 +24,8 @@ use crate::core::{
 use crate::error::{Error, Result};
 use crate::message::millis_of;
 use crate::net;
-use crate::producer::{ProducerState, SendTicket};
+use crate::producer::ProducerState;
+use crate::send::SendTicket;
 use crate::tls::Connector;
 use vela_limiter::MemoryLimit;
 

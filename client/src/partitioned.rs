@@ -12,8 +12,10 @@ use crate::client::Client;
 use crate::core::{ProducerConfig, Refused};
 use crate::error::{Error, Result};
 use crate::message::OutgoingMessage;
-use crate::producer::{Opened, SendTicket, Settings};
+use crate::producer::Opened;
+use crate::producer_builder::Settings;
 use crate::routing::Router;
+use crate::send::SendTicket;
 use crate::topic::TopicName;
 
 /// Attempts to send one message, each with a producer opened anew.

@@ -212,6 +212,7 @@ impl Chunks {
         self.abandoned_order.clear();
     }
 
+    #[cfg(test)]
     pub(super) fn pending(&self) -> usize {
         self.pending.len()
     }

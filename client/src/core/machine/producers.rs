@@ -144,6 +144,13 @@ impl<S: Ticket> Machine<S> {
         slot.map_or(-1, |slot| slot.producer.last_sequence_id)
     }
 
+    /// The settings of a producer.
+    #[must_use]
+    pub fn producer_config(&self, producer: ProducerKey) -> Option<&ProducerConfig> {
+        let slot = self.producers.get(&producer);
+        slot.map(|slot| &slot.producer.config)
+    }
+
     /// Whether the producer is open on a connection now.
     #[must_use]
     pub fn is_producer_connected(&self, producer: ProducerKey) -> bool {
