@@ -3,6 +3,7 @@
 //! It lives longer than its place at a broker: each SUBSCRIBE begins an *incarnation* with an empty receiver queue and an account of
 //! permits of its own. What outlives incarnations is what the application did: acknowledgements, what it took, where it sought to.
 
+mod acknowledging;
 mod acks;
 mod ackset;
 mod batches;
