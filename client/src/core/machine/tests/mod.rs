@@ -7,6 +7,7 @@
 )]
 
 mod connections;
+mod hostile;
 mod lookups;
 mod questions;
 mod sends;
