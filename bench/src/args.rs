@@ -150,7 +150,7 @@ pub(crate) struct PublishArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub(crate) rate: Option<u64>,
     /// With a rate: microseconds between two looks at sockets and schedule; 0: at every event
-    #[arg(long, default_value_t = 100, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    #[arg(long, default_value_t = 200, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub(crate) tick_us: u32,
     /// Consume in the same process too, with one consumer per topic: a round trip with delivery latency
     #[arg(long)]

@@ -24,6 +24,8 @@ const BEGIN_WITHIN: u64 = 2 * SECOND;
 const STILL: u64 = SECOND / 4;
 /// Longest pause between two looks at everything.
 const LOOK_EVERY: u64 = 20_000_000;
+/// Turns in a row that find nothing before a connection is armed, under a paced load.
+const PATIENT: u32 = 16;
 /// From everything being ready to the start of load.
 const LEAD: u64 = 5_000_000;
 
@@ -117,6 +119,8 @@ pub(crate) struct Outcome {
     pub(crate) drain: Option<Drain>,
     /// How late a message due in the measured window left at worst, in nanoseconds.
     pub(crate) late_max: u64,
+    /// Messages that were due in the measured window and never sent.
+    pub(crate) unsent: u64,
     pub(crate) verification: Verification,
     pub(crate) interrupted: bool,
     /// Why the run does not count; none: it does.
@@ -128,6 +132,7 @@ impl Spec {
         let settings = &self.settings;
         let run = (!self.any_run).then_some(self.place.run);
         let paced = settings.rate > 0 || settings.clients == 0;
+        let per_tick = settings.rate * u64::from(settings.tick_us) / 1_000_000;
         Order {
             cpu: None,
             conduct: Conduct::new(settings, plan, run),
@@ -139,6 +144,8 @@ impl Spec {
             } else {
                 0
             },
+            // With less than a message per tick, ticks would cost more than being woken.
+            patient: if per_tick > 0 { PATIENT } else { 1 },
             patience: ns(settings.patience),
             unsubscribe: self.unsubscribe,
             complete: self.complete,
@@ -264,7 +271,7 @@ impl Run<'_> {
         self.control.start.store(start, Relaxed);
         let mut interrupted = false;
         let (mut begun, mut ended): (Option<Mark>, Option<Mark>) = (None, None);
-        let mut last = self.mark(false);
+        let mut last = self.mark(true);
         let mut next_second = start + SECOND;
         let mut moved = (0, start);
         while self.finished < self.executors.len() {
@@ -534,11 +541,12 @@ impl Run<'_> {
     ) -> Result<Outcome> {
         let (mut publish, mut delivery) = (Latencies::new()?, Latencies::new()?);
         let mut verification = Verification::default();
-        let mut late_max = 0;
+        let (mut late_max, mut unsent) = (0, 0);
         for done in self.results {
             publish.add(&done.publish)?;
             delivery.add(&done.delivery)?;
             late_max = late_max.max(done.late_max);
+            unsent += done.unsent;
             verification.add(done.verification);
         }
         let mut faults: Vec<_> = self.control.fault().into_iter().collect();
@@ -569,6 +577,7 @@ impl Run<'_> {
             samples: self.samples,
             drain,
             late_max,
+            unsent,
             verification,
             interrupted,
             faults,

@@ -1,6 +1,7 @@
 //! What a process costs: processor time and memory, from /proc; and clocks.
 
 use std::fs;
+use std::ops::Range;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -163,6 +164,10 @@ impl Latencies {
             .context(|| "cannot add histograms".into())
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.0.reset();
@@ -193,6 +198,62 @@ impl Latencies {
             p9999: at(0.9999),
             max: self.0.max() as f64 / 1e3,
         }
+    }
+}
+
+/// Latencies of one side over a run: each is recorded once, as one of the measured window's or not.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    /// Those of the measured window, up to the last [`Recorder::take`].
+    total: Latencies,
+    inside: Latencies,
+    outside: Latencies,
+    /// What was due or sent in this range of monotonic nanoseconds is of the measured window.
+    pub(crate) measured: Range<u64>,
+}
+
+impl Recorder {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self {
+            total: Latencies::new()?,
+            inside: Latencies::new()?,
+            outside: Latencies::new()?,
+            measured: 0..0,
+        })
+    }
+
+    /// Adds `messages` that were due or sent at `time` and arrived now.
+    pub(crate) fn record(&mut self, time: u64, now: u64, messages: u64) {
+        let latency = now.saturating_sub(time);
+        if self.measured.contains(&time) {
+            self.inside.record(latency, messages);
+        } else {
+            self.outside.record(latency, messages);
+        }
+    }
+
+    /// Takes out what was recorded since the last call, of the measured window or not.
+    pub(crate) fn take(&mut self) -> Result<Latencies> {
+        let mut taken = self.inside.take();
+        self.total.add(&taken)?;
+        if !self.outside.is_empty() {
+            taken.add(&self.outside)?;
+            self.outside.clear();
+        }
+        Ok(taken)
+    }
+
+    /// Forgets everything.
+    pub(crate) fn forget(&mut self) {
+        for each in [&mut self.total, &mut self.inside, &mut self.outside] {
+            each.clear();
+        }
+    }
+
+    /// All of the measured window.
+    pub(crate) fn total(mut self) -> Result<Latencies> {
+        self.take()?;
+        Ok(self.total)
     }
 }
 
@@ -324,6 +385,20 @@ mod tests {
         for bad in ["", "x", "3-2", "99999", "1,"] {
             assert!(parse_cpus(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_latency_is_recorded_once_and_the_window_counts_its_own() {
+        let mut recorder = Recorder::new().unwrap();
+        recorder.measured = 1000..2000;
+        recorder.record(999, 5999, 1);
+        recorder.record(1000, 7000, 2);
+        assert_eq!(recorder.take().unwrap().summary().messages, 3);
+        recorder.record(1999, 2999, 1);
+        recorder.record(2000, 2001, 1);
+        let total = recorder.total().unwrap().summary();
+        assert_eq!(total.messages, 3);
+        assert!((5.99..6.01).contains(&total.max), "{total:?}");
     }
 
     #[test]

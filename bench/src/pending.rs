@@ -82,16 +82,20 @@ impl Pending {
     pub(crate) fn settle(&mut self, receipt: &Receipt) -> Settlement {
         let (got, expected) = (receipt.sequence_id, self.oldest);
         let mut settlement = Settlement::default();
-        let ahead = got.wrapping_sub(expected);
-        let at = (ahead / self.step) as usize;
-        if got < expected || ahead % self.step != 0 || at >= self.sends.len() {
-            settlement.mismatch = Some(Mismatch::Unexpected { expected, got });
-            return settlement;
-        }
-        if at > 0 {
+        if got != expected {
+            let ahead = got.wrapping_sub(expected);
+            let at = (ahead / self.step) as usize;
+            if got < expected || ahead % self.step != 0 || at >= self.sends.len() {
+                settlement.mismatch = Some(Mismatch::Unexpected { expected, got });
+                return settlement;
+            }
             settlement.skipped = self.sends.drain(..at).collect();
         }
         settlement.settled = self.sends.pop_front();
+        if settlement.settled.is_none() {
+            settlement.mismatch = Some(Mismatch::Unexpected { expected, got });
+            return settlement;
+        }
         self.oldest = got + self.step;
         let position = receipt
             .position

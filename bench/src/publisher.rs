@@ -1,6 +1,5 @@
 //! The publishing side of one executor: a window of outstanding sends, at a fixed rate or as fast as it allows, every receipt matched.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::BytesMut;
@@ -10,7 +9,7 @@ use vela_proto::base_command::Type;
 use crate::connection::describe;
 use crate::error::{Context as _, Result, fail};
 use crate::links::Links;
-use crate::measure::{Latencies, monotonic_ns, unix_ms};
+use crate::measure::{Recorder, monotonic_ns, unix_ms};
 use crate::message::{FIRST_SEQUENCE, LAST_SEQUENCE, Template};
 use crate::pending::{Pending, Sent};
 use crate::schedule::Schedule;
@@ -66,17 +65,18 @@ pub(crate) struct Publisher {
     window: usize,
     batch: u64,
     pub(crate) pace: Pace,
+    /// What is due from this time on is not sent.
+    last_due: u64,
+    /// Messages that were due and never sent.
+    pub(crate) unsent: u64,
     /// SENDs without receipt.
     pub(crate) outstanding: usize,
     /// Messages sent.
     pub(crate) sent: u64,
     /// Messages with receipt.
     pub(crate) settled: u64,
-    /// From send or due time to receipt, of what was sent or due in the measured window.
-    pub(crate) latencies: Latencies,
-    /// The same of whatever was answered since it was last taken.
-    pub(crate) interval: Latencies,
-    pub(crate) measured: Range<u64>,
+    /// From send or due time to receipt.
+    pub(crate) latencies: Recorder,
     /// How late a message due in the measured window left at worst, in nanoseconds.
     pub(crate) late_max: u64,
     pub(crate) verification: Verification,
@@ -118,12 +118,12 @@ impl Publisher {
             window,
             batch,
             pace: Pace::Stopped,
+            last_due: u64::MAX,
+            unsent: 0,
             outstanding: 0,
             sent: 0,
             settled: 0,
-            latencies: Latencies::new()?,
-            interval: Latencies::new()?,
-            measured: 0..0,
+            latencies: Recorder::new()?,
             late_max: 0,
             verification: Verification::default(),
         })
@@ -168,6 +168,7 @@ impl Publisher {
                     *left = left.saturating_sub(self.batch);
                     now
                 }
+                Pace::Rate(schedule) if schedule.group_due(self.batch) >= self.last_due => break,
                 Pace::Rate(schedule) => match schedule.take_group(self.batch, now) {
                     Some(due) => due,
                     None => break,
@@ -187,7 +188,7 @@ impl Publisher {
                 device_sequence: device.sent,
             });
             device.sent += self.batch;
-            if self.measured.contains(&time) {
+            if self.latencies.measured.contains(&time) {
                 self.late_max = self.late_max.max(now - time);
             }
             self.outstanding += 1;
@@ -230,11 +231,7 @@ impl Publisher {
             if let Some(device) = self.devices.get_mut(sent.device as usize) {
                 device.settled += self.batch;
             }
-            let latency = now.saturating_sub(sent.time);
-            self.interval.record(latency, self.batch);
-            if self.measured.contains(&sent.time) {
-                self.latencies.record(latency, self.batch);
-            }
+            self.latencies.record(sent.time, now, self.batch);
         }
         self.outstanding -= settlement.skipped.len();
         for sent in settlement.skipped {
@@ -257,13 +254,37 @@ impl Publisher {
     pub(crate) fn next_due(&self) -> Option<u64> {
         match &self.pace {
             Pace::Rate(schedule) if self.outstanding < self.window => {
-                Some(schedule.group_due(self.batch))
+                Some(schedule.group_due(self.batch)).filter(|due| *due < self.last_due)
             }
             _ => None,
         }
     }
 
-    /// Number of devices, and each one's number and messages with receipt.
+    /// Load ends: only what was due before `end` is still sent. To leave it out would hide the messages that waited longest.
+    pub(crate) fn finish(&mut self, end: u64) {
+        match &self.pace {
+            Pace::Rate(_) => self.last_due = end,
+            _ => self.pace = Pace::Stopped,
+        }
+    }
+
+    /// Whether something was due before the end and has not been sent.
+    pub(crate) fn is_behind(&self) -> bool {
+        match &self.pace {
+            Pace::Rate(schedule) => schedule.group_due(self.batch) < self.last_due,
+            _ => false,
+        }
+    }
+
+    /// Nothing is sent any more; what was due counts as unsent.
+    pub(crate) fn stop(&mut self) {
+        if let Pace::Rate(schedule) = &self.pace {
+            self.unsent += schedule.left_before(self.last_due.min(monotonic_ns()));
+        }
+        self.pace = Pace::Stopped;
+    }
+
+    /// Each device's number, its messages with receipt, and its topic.
     pub(crate) fn settled_devices(&self) -> impl Iterator<Item = (u32, u64, u32)> + Clone {
         self.devices.iter().map(|device| {
             let topic = self

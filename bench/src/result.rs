@@ -76,6 +76,7 @@ struct Publish {
     side: Side,
     sent: u64,
     acknowledged: u64,
+    unsent: u64,
     late_max_us: f64,
 }
 
@@ -212,7 +213,7 @@ impl RunResult {
             .collect();
         let reached =
             (settings.rate > 0).then(|| publish.messages_per_second / settings.rate as f64);
-        let late = outcome.late_max > LATE;
+        let late = outcome.late_max > LATE || outcome.unsent > 0;
         Ok(Self {
             schema: SCHEMA,
             kind: "run",
@@ -232,6 +233,7 @@ impl RunResult {
                 side: publish,
                 sent: outcome.end.sent,
                 acknowledged: outcome.end.settled,
+                unsent: outcome.unsent,
                 late_max_us: outcome.late_max as f64 / 1e3,
             },
             delivery: (settings.subscriptions > 0).then_some(delivery),

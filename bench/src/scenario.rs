@@ -116,7 +116,7 @@ settings! {
     /// Repeated deliveries that say so do not make the run invalid
     expect_redelivered: bool = false, "BOOL";
     /// At a fixed rate: microseconds between two looks at sockets and schedule; 0: at every event
-    tick_us: u32 = 100, "MICROSECONDS";
+    tick_us: u32 = 200, "MICROSECONDS";
     /// Seconds of load before the measured window
     warmup: f64 = 20.0, "SECONDS";
     /// Seconds measured

@@ -55,6 +55,12 @@ impl Schedule {
         ahead.next
     }
 
+    /// Events due from the next one on, before `end`.
+    pub(crate) fn left_before(&self, end: u64) -> u64 {
+        let span = u128::from(end.saturating_sub(self.next)) * u128::from(self.rate);
+        u64::try_from(span.div_ceil(1_000_000_000_000)).unwrap_or(u64::MAX)
+    }
+
     fn step(&mut self, count: u64) -> u64 {
         let due = self.next;
         // At most 10 000 (a batch) times 10^12: within 64 bits.
@@ -94,6 +100,22 @@ mod tests {
             .map(|part| std::iter::from_fn(|| part.take(9_999_999_999)).count())
             .sum();
         assert!(taken.abs_diff(200_000) <= 3, "{taken}");
+    }
+
+    #[test]
+    fn what_is_left_is_what_would_be_taken() {
+        let mut schedule = Schedule::new(0, 20_000);
+        for end in [0, 1, 49_999, 50_000, 50_001, 1_000_000] {
+            let mut ahead = schedule.clone();
+            let taken = std::iter::from_fn(|| ahead.take(end.max(1) - 1)).count() as u64;
+            let left = schedule.left_before(end);
+            assert!(
+                end == 0 && left == 0 || left == taken,
+                "{end}: {left}, {taken}"
+            );
+        }
+        assert_eq!(schedule.take(0), Some(0));
+        assert_eq!(schedule.left_before(50_000), 0);
     }
 
     #[test]

@@ -33,6 +33,8 @@ const MAX_WAIT: u64 = 10_000_000;
 const BUSY: usize = 64 * 1024;
 /// Busy turns between two looks at glommio's rings.
 const TURNS_PER_PASS: u32 = 16;
+/// How long messages that were due before the end of load are still sent after it, in nanoseconds.
+const LAST_SENDS: u64 = 1_000_000_000;
 /// How long the end of a run waits for the broker to confirm it, in nanoseconds.
 const CLOSE_PATIENCE: u64 = 5_000_000_000;
 
@@ -106,6 +108,8 @@ pub(crate) struct Order {
     pub(crate) has_backlog: bool,
     /// Nanoseconds between two turns under a paced load.
     pub(crate) tick: u64,
+    /// Turns that find nothing before a connection is waited for by io_uring.
+    pub(crate) patient: u32,
     pub(crate) patience: u64,
     pub(crate) unsubscribe: bool,
     /// Missing messages are waited for at the end, and lost if they do not come.
@@ -118,6 +122,7 @@ pub(crate) struct Done {
     pub(crate) publish: Latencies,
     pub(crate) delivery: Latencies,
     pub(crate) late_max: u64,
+    pub(crate) unsent: u64,
     pub(crate) verification: Verification,
 }
 
@@ -264,13 +269,14 @@ async fn work(part: Part, order: &Order, ties: &Ties) -> Result<Done> {
             ties.control.fail(fault);
         }
     }
-    worker.send_interval();
+    worker.send_interval()?;
     let mut verification = worker.publisher.verification;
     verification.add(worker.consumers.verification);
     Ok(Done {
-        publish: worker.publisher.latencies,
-        delivery: worker.consumers.latencies,
+        publish: worker.publisher.latencies.total()?,
+        delivery: worker.consumers.latencies.total()?,
         late_max: worker.publisher.late_max,
+        unsent: worker.publisher.unsent,
         verification,
     })
 }
@@ -281,7 +287,7 @@ impl Worker<'_> {
         let (mut arm, mut busy_turns) = (false, 0);
         while !self.ties.control.abort.load(Relaxed) {
             let now = monotonic_ns();
-            if self.over(now) {
+            if self.over(now)? {
                 break;
             }
             let sends = self.publisher.fill(&mut self.links)?;
@@ -289,7 +295,8 @@ impl Worker<'_> {
             self.links.flush();
             let (publisher, consumers) = (&mut self.publisher, &mut self.consumers);
             let consuming = &self.consuming;
-            let turn = self.links.turn(arm, |link, frame, out, now| {
+            let patience = if arm { 0 } else { self.order.patient };
+            let turn = self.links.turn(patience, |link, frame, out, now| {
                 if consuming.get(link).copied().unwrap_or(false) {
                     consumers.handle(frame, out, now)
                 } else {
@@ -345,7 +352,7 @@ impl Worker<'_> {
     }
 
     /// Moves on from phase to phase. True: nothing is left to do.
-    fn over(&mut self, now: u64) -> bool {
+    fn over(&mut self, now: u64) -> Result<bool> {
         let control = &self.ties.control;
         let undelivered = self.undelivered();
         let moved = self.publisher.settled + self.consumers.counts.received;
@@ -366,7 +373,7 @@ impl Worker<'_> {
                 }
             }
             Phase::Load => {
-                self.send_interval_if_due(now);
+                self.send_interval_if_due(now)?;
                 if self.order.has_backlog
                     && self.ties.gauges.caught_up.load(Relaxed) == 0
                     && undelivered <= self.slack()
@@ -375,15 +382,22 @@ impl Worker<'_> {
                 }
                 if now >= control.to.load(Relaxed) {
                     let to = control.to.load(Relaxed);
-                    self.publisher.measured.end = to.min(self.publisher.measured.end);
-                    self.publisher.pace = Pace::Stopped;
+                    let measured = &mut self.publisher.latencies.measured;
+                    measured.end = to.min(measured.end);
+                    self.publisher.finish(to);
                     self.consumers.catch_up();
                     self.phase = Phase::Drain;
                 }
             }
-            Phase::Drain => self.send_interval_if_due(now),
+            Phase::Drain => self.send_interval_if_due(now)?,
         }
-        let outstanding = self.publisher.outstanding > 0;
+        if self.phase == Phase::Drain
+            && now > control.to.load(Relaxed) + LAST_SENDS
+            && self.publisher.is_behind()
+        {
+            self.publisher.stop();
+        }
+        let outstanding = self.publisher.outstanding > 0 || self.publisher.is_behind();
         let missing = match (self.phase, self.order.conduct.run) {
             (Phase::Fill, _) => 0,
             // A reader of unknown messages looks for gaps at the end.
@@ -392,9 +406,9 @@ impl Worker<'_> {
             (_, Some(_)) => undelivered,
         };
         if self.phase == Phase::Drain && !outstanding && missing == 0 {
-            return true;
+            return Ok(true);
         }
-        (outstanding || missing > 0) && now > self.progress.1 + self.order.patience
+        Ok((outstanding || missing > 0) && now > self.progress.1 + self.order.patience)
     }
 
     /// Deliveries on their way while consumers keep up.
@@ -418,35 +432,37 @@ impl Worker<'_> {
             0 => Pace::Window,
             rate => Pace::Rate(Schedule::share(start, rate, self.share.0, self.share.1)),
         };
-        self.publisher.measured = measured.clone();
-        self.publisher.interval.clear();
+        self.publisher.latencies.forget();
+        self.publisher.latencies.measured = measured.clone();
         // The age of whatever a reader of unknown messages finds.
-        self.consumers.measured = match self.order.conduct.run {
+        self.consumers.latencies.measured = match self.order.conduct.run {
             Some(_) => measured,
             None => 0..u64::MAX,
         };
         self.consumers.begin(&mut self.links, start);
     }
 
-    fn send_interval_if_due(&mut self, now: u64) {
+    fn send_interval_if_due(&mut self, now: u64) -> Result<()> {
         let second = now.saturating_sub(self.start) / 1_000_000_000;
         if second > self.second {
-            self.send_interval();
+            self.send_interval()?;
             self.second = second;
         }
+        Ok(())
     }
 
-    fn send_interval(&mut self) {
+    fn send_interval(&mut self) -> Result<()> {
         if self.phase == Phase::Fill {
-            return;
+            return Ok(());
         }
         let interval = Interval {
             second: self.second,
-            publish: self.publisher.interval.take(),
-            delivery: self.consumers.interval.take(),
+            publish: self.publisher.latencies.take()?,
+            delivery: self.consumers.latencies.take()?,
         };
         // If nobody listens any more, the run has ended.
         let _ = self.ties.intervals.send(interval);
+        Ok(())
     }
 
     fn show(&self) {
@@ -478,7 +494,7 @@ impl Worker<'_> {
             self.links.flush();
             let (publisher, consumers) = (&mut self.publisher, &mut self.consumers);
             let consuming = &self.consuming;
-            let turn = self.links.turn(true, |link, frame, out, now| {
+            let turn = self.links.turn(0, |link, frame, out, now| {
                 if !consuming.get(link).copied().unwrap_or(false) {
                     publisher.handle(frame, out, now)
                 } else if frame.type_is(vela_proto::base_command::Type::Message) {

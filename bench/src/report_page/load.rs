@@ -102,7 +102,6 @@ struct Own {
 #[derive(Debug, Deserialize)]
 struct Second {
     t: f64,
-    phase: String,
     published_per_second: Option<f64>,
     delivered_per_second: Option<f64>,
     broker_cpu_cores: Option<f64>,
@@ -177,12 +176,8 @@ impl ResultFile {
             publish: curve("publish", publish),
             delivery: curve("delivery", delivery),
             samples: self.series.iter().map(Second::sample).collect(),
-            warmup: self
-                .series
-                .iter()
-                .find(|second| second.phase == "measured")
-                .map(|second| second.t),
-            saturated: Vec::new(),
+            warmup: self.settings.get("warmup").and_then(Value::as_f64),
+            saturated: String::new(),
         }
     }
 }
@@ -218,12 +213,25 @@ struct Comparison {
 struct Cell {
     variant: String,
     rate: Option<f64>,
+    valid: usize,
     saturated: Saturated,
 }
 
 #[derive(Debug, Deserialize)]
 struct Saturated {
+    runs: usize,
     sides: Vec<String>,
+}
+
+impl Cell {
+    /// Who was saturated, and in how many of its runs if not in all; empty: nobody.
+    fn saturation(&self) -> String {
+        let sides = self.saturated.sides.join(" and ");
+        if self.saturated.runs == 0 || self.saturated.runs == self.valid {
+            return sides;
+        }
+        format!("{sides} ({} of {})", self.saturated.runs, self.valid)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -356,7 +364,7 @@ fn comparison(directory: &Path) -> Result<Report> {
             .cells
             .iter()
             .find(|cell| cell.variant == listed.variant && cell.rate == listed.rate)
-            .map(|cell| cell.saturated.sides.clone())
+            .map(Cell::saturation)
             .unwrap_or_default();
         report.runs.push(run);
     }

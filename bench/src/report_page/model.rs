@@ -28,10 +28,10 @@ pub(crate) struct Run {
     pub(crate) publish: Vec<(f64, f64)>,
     pub(crate) delivery: Vec<(f64, f64)>,
     pub(crate) samples: Vec<Sample>,
-    /// Seconds after the first sample at which measuring began.
+    /// Seconds of load before the measured window.
     pub(crate) warmup: Option<f64>,
     /// Who was saturated; empty: nobody.
-    pub(crate) saturated: Vec<String>,
+    pub(crate) saturated: String,
 }
 
 impl Run {

@@ -158,12 +158,12 @@ fn figures(report: &Report, rate: Option<f64>) -> String {
             let sides = report
                 .of(variant, rate)
                 .next()
-                .map(|run| run.saturated.join(" and "))
+                .map(|run| run.saturated.as_str())
                 .unwrap_or_default();
             if sides.is_empty() {
                 "no".into()
             } else {
-                escape(&sides)
+                escape(sides)
             }
         }));
         rows.push(row);

@@ -33,7 +33,7 @@ fn comparison(directory: &Path) {
     write(directory, "2-vela.json", &result(20_000.0, 0.9, 0.0));
     write(directory, "1-peer.json", &result(20_000.0, 9.0, 0.0));
     let run = |variant: &str, repetition: u32, state: &str, reason: &str, file: &str| json!({"variant": variant, "rate": 20_000, "repetition": repetition, "state": state, "reason": reason, "file": file, "notes": []});
-    let cell = |variant: &str, sides: Value| json!({"variant": variant, "rate": 20_000, "saturated": {"runs": 0, "sides": sides}});
+    let cell = |variant: &str, sides: Value| json!({"variant": variant, "rate": 20_000, "valid": 2, "saturated": {"runs": sides.as_array().unwrap().len(), "sides": sides}});
     let whole = json!({"scenario": "iot", "complete": false, "planned_runs": 6, "saturation_p99_ms": 250,
         "cells": [cell("vela", json!([])), cell("peer", json!(["broker"]))],
         "runs": [run("vela", 1, "valid", "", "1-vela.json"), run("peer", 1, "valid", "", "1-peer.json"),
@@ -61,7 +61,7 @@ fn a_comparison_shows_medians_what_is_left_out_and_who_was_saturated() {
     ));
     assert!(page.contains("3 valid runs, 1 not counted"));
     assert!(page.contains("4 of 6 planned runs were begun"));
-    assert!(page.contains("<td>no</td><td>broker</td>"));
+    assert!(page.contains("<td>no</td><td>broker (1 of 2)</td>"));
     assert!(page.contains("0123456789ab, with changes") && page.contains("A &lt;CPU&gt;, 2 CPUs"));
     // Zero samples are not observed, in the table and over time.
     assert!(page.contains("<td>not observed</td>") && page.contains("Not observed in any sample"));
