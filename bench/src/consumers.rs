@@ -1,5 +1,7 @@
 //! The consuming side of one executor: every delivery is verified, acknowledged, and its permit given back.
 
+mod consumer;
+
 use std::sync::Arc;
 
 use bytes::BytesMut;
@@ -7,12 +9,10 @@ use serde::Serialize;
 use vela_codec::batch::BatchReader;
 use vela_codec::entry::Entry;
 use vela_codec::{decode_command, encode};
+use vela_proto::MessageIdData;
 use vela_proto::base_command::Type;
-use vela_proto::command_ack::AckType;
-use vela_proto::{
-    BaseCommand, CommandAck, CommandCloseConsumer, CommandFlow, CommandUnsubscribe, MessageIdData,
-};
 
+use self::consumer::{Consumer, end, flow, new_ack};
 use crate::connection::describe;
 use crate::error::{Context as _, Result, fail};
 use crate::links::Links;
@@ -27,25 +27,6 @@ use crate::wire::{Delivery, RawFrame};
 const ACK_EVERY: u64 = 100_000_000;
 /// Between two looks at what waits, in nanoseconds.
 const TICK_EVERY: u64 = 10_000_000;
-
-#[derive(Debug)]
-struct Consumer {
-    /// Index of the connection.
-    link: usize,
-    /// Index of its subscription's book.
-    book: usize,
-    /// Permits to give back.
-    owed: u64,
-    /// It takes so many messages per second only; 0: as many as come.
-    slow: u64,
-    /// Permits given so far.
-    given: u64,
-    /// The ACK in the making, used again for each.
-    ack: BaseCommand,
-    acked_at: u64,
-    closing: bool,
-    closed: bool,
-}
 
 /// One subscription of one topic.
 #[derive(Debug)]
@@ -530,90 +511,5 @@ fn position(delivery: &Delivery) -> String {
     format!("message {}:{}", delivery.ledger, delivery.entry)
 }
 
-impl Consumer {
-    fn acks(&self) -> usize {
-        self.ack.ack.as_ref().map_or(0, |ack| ack.message_id.len())
-    }
-
-    /// Permits to give back now: half the queue at a time, of a slow consumer what its rate allows.
-    fn permits_due(&self, queue: u64, elapsed_ns: u64) -> u64 {
-        if self.slow == 0 {
-            return if self.owed * 2 >= queue { self.owed } else { 0 };
-        }
-        let allowed = u128::from(self.slow) * u128::from(elapsed_ns) / 1_000_000_000;
-        let allowed = u64::try_from(allowed).unwrap_or(u64::MAX);
-        self.owed.min(allowed.saturating_sub(self.given))
-    }
-
-    fn give(&mut self, id: u64, permits: u64, out: &mut BytesMut) {
-        flow(id, permits, out);
-        self.owed -= permits.min(self.owed);
-        self.given += permits;
-    }
-
-    fn send_ack(&mut self, out: &mut BytesMut, now: u64) {
-        if self.acks() > 0 {
-            encode::command(&self.ack, out);
-        }
-        if let Some(ack) = &mut self.ack.ack {
-            ack.message_id.clear();
-        }
-        self.acked_at = now;
-    }
-}
-
-fn new_ack(consumer_id: u64) -> BaseCommand {
-    BaseCommand {
-        r#type: Type::Ack as i32,
-        ack: Some(CommandAck {
-            consumer_id,
-            ack_type: AckType::Individual as i32,
-            ..CommandAck::default()
-        }),
-        ..BaseCommand::default()
-    }
-}
-
-/// Unsubscribes or closes. The request's id is the consumer's.
-fn end(id: u64, unsubscribe: bool, out: &mut BytesMut) {
-    let command = if unsubscribe {
-        BaseCommand {
-            r#type: Type::Unsubscribe as i32,
-            unsubscribe: Some(CommandUnsubscribe {
-                consumer_id: id,
-                request_id: id,
-                ..CommandUnsubscribe::default()
-            }),
-            ..BaseCommand::default()
-        }
-    } else {
-        BaseCommand {
-            r#type: Type::CloseConsumer as i32,
-            close_consumer: Some(CommandCloseConsumer {
-                consumer_id: id,
-                request_id: id,
-                ..CommandCloseConsumer::default()
-            }),
-            ..BaseCommand::default()
-        }
-    };
-    encode::command(&command, out);
-}
-
-fn flow(consumer_id: u64, permits: u64, out: &mut BytesMut) {
-    encode::command(
-        &BaseCommand {
-            r#type: Type::Flow as i32,
-            flow: Some(CommandFlow {
-                consumer_id,
-                message_permits: u32::try_from(permits).unwrap_or(u32::MAX),
-            }),
-            ..BaseCommand::default()
-        },
-        out,
-    );
-}
-
 #[cfg(test)]
-#[path = "consumers/tests.rs"]
 mod tests;

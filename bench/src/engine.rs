@@ -24,6 +24,8 @@ const BEGIN_WITHIN: u64 = 2 * SECOND;
 const STILL: u64 = SECOND / 4;
 /// Longest pause between two looks at everything.
 const LOOK_EVERY: u64 = 20_000_000;
+/// Turns in a row that find nothing before a connection is armed, under a paced load.
+const PATIENT: u32 = 16;
 /// From everything being ready to the start of load.
 const LEAD: u64 = 5_000_000;
 
@@ -130,6 +132,7 @@ impl Spec {
         let settings = &self.settings;
         let run = (!self.any_run).then_some(self.place.run);
         let paced = settings.rate > 0 || settings.clients == 0;
+        let per_tick = settings.rate * u64::from(settings.tick_us) / 1_000_000;
         Order {
             cpu: None,
             conduct: Conduct::new(settings, plan, run),
@@ -141,6 +144,8 @@ impl Spec {
             } else {
                 0
             },
+            // With less than a message per tick, ticks would cost more than being woken.
+            patient: if per_tick > 0 { PATIENT } else { 1 },
             patience: ns(settings.patience),
             unsubscribe: self.unsubscribe,
             complete: self.complete,

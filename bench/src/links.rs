@@ -23,9 +23,6 @@ use crate::error::{Context as _, Result};
 use crate::measure::monotonic_ns;
 use crate::wire::{Input, RawFrame};
 
-/// Turns in a row that find nothing before a hot connection is armed, under a paced load.
-const PATIENT: u32 = 16;
-
 struct Link {
     /// The socket, for reading and writing at once.
     socket: TcpStream,
@@ -189,16 +186,15 @@ impl Links {
     }
 
     /// Reads every hot connection once and calls `handle` with each frame: connection, frame, the connection's output, and the time it
-    /// was read. With `arm` a connection that has nothing is armed at once, else after some turns.
+    /// was read. A connection that had nothing for more than `patience` turns in a row is armed.
     ///
     /// # Errors
     /// The first error of `handle`, or bytes that are no frames.
     pub(crate) fn turn(
         &mut self,
-        arm: bool,
+        patience: u32,
         mut handle: impl FnMut(usize, RawFrame<'_>, &mut BytesMut, u64) -> Result<()>,
     ) -> Result<Turn> {
-        let patience = if arm { 0 } else { PATIENT };
         let mut turn = std::mem::take(&mut self.turn);
         self.woken.take(&mut turn);
         for index in turn.drain(..) {

@@ -108,6 +108,8 @@ pub(crate) struct Order {
     pub(crate) has_backlog: bool,
     /// Nanoseconds between two turns under a paced load.
     pub(crate) tick: u64,
+    /// Turns that find nothing before a connection is waited for by io_uring.
+    pub(crate) patient: u32,
     pub(crate) patience: u64,
     pub(crate) unsubscribe: bool,
     /// Missing messages are waited for at the end, and lost if they do not come.
@@ -293,7 +295,8 @@ impl Worker<'_> {
             self.links.flush();
             let (publisher, consumers) = (&mut self.publisher, &mut self.consumers);
             let consuming = &self.consuming;
-            let turn = self.links.turn(arm, |link, frame, out, now| {
+            let patience = if arm { 0 } else { self.order.patient };
+            let turn = self.links.turn(patience, |link, frame, out, now| {
                 if consuming.get(link).copied().unwrap_or(false) {
                     consumers.handle(frame, out, now)
                 } else {
@@ -491,7 +494,7 @@ impl Worker<'_> {
             self.links.flush();
             let (publisher, consumers) = (&mut self.publisher, &mut self.consumers);
             let consuming = &self.consuming;
-            let turn = self.links.turn(true, |link, frame, out, now| {
+            let turn = self.links.turn(0, |link, frame, out, now| {
                 if !consuming.get(link).copied().unwrap_or(false) {
                     publisher.handle(frame, out, now)
                 } else if frame.type_is(vela_proto::base_command::Type::Message) {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use vela_codec::encode::{MessageHead, message_head};
+use vela_proto::BaseCommand;
 
 use super::*;
 use crate::message::{Body, FIRST_SEQUENCE, Template};
