@@ -253,6 +253,30 @@ fn a_message_larger_than_a_segment_is_refused() {
     }
 }
 
+/// A limit that single messages exceed is allowed, and said to be one.
+#[test]
+fn a_publish_buffer_below_single_messages_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut small =
+        Running::start(broker(dir.path()).args(["--max-message-publish-buffer-size-in-mb", "3"]));
+    small.signal(Signal::TERM);
+    small.child.wait().unwrap();
+    let text = small.errors();
+    for part in [
+        "WARN",
+        "maxMessagePublishBufferSizeInMB is 3 MiB",
+        "set it to 7 or more",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    let mut enough =
+        Running::start(broker(dir.path()).args(["--max-message-publish-buffer-size-in-mb", "7"]));
+    enough.signal(Signal::TERM);
+    enough.child.wait().unwrap();
+    let text = enough.errors();
+    assert!(!text.contains("maxMessagePublishBufferSizeInMB"), "{text}");
+}
+
 #[test]
 fn bad_values_are_refused_before_anything_happens() {
     let dir = tempfile::tempdir().unwrap();

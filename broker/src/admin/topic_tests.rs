@@ -258,7 +258,7 @@ fn names_and_properties_are_bounded() {
     let properties = format!("{TOPIC}/properties");
     let value = "v".repeat(600_000);
     http.is_status("PUT", &properties, &format!(r#"{{"a":"{value}"}}"#), 204);
-    http.is_status("PUT", &properties, &format!(r#"{{"b":"{value}"}}"#), 500);
+    http.is_status("PUT", &properties, &format!(r#"{{"b":"{value}"}}"#), 413);
     // The same again is no more than there was.
     http.is_status("PUT", &properties, &format!(r#"{{"a":"{value}"}}"#), 204);
     http.is_status("DELETE", &format!("{properties}?key=a"), "", 204);

@@ -494,7 +494,7 @@ settings! {
     in_progress_request_frame_memory_limit_enabled: Mode = Mode::Auto,
     "inProgressRequestFrameMemoryLimitEnabled", dynamic;
 
-    /// From 75 % of that limit, stop connections that retain more than their share of it before all others; and where several connections publish, let none have more than its share of 3 MiB per core unanswered.
+    /// From 75 % of that limit, stop connections that retain more than their share of it before all others; and where several connections publish, let none have more than its share of 2 MiB per core unanswered.
     memory_fairness: Switch = Switch::On,
     "memoryFairness";
 

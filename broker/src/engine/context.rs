@@ -124,6 +124,8 @@ pub struct Context {
     pub accounting: Option<Arc<dyn Accounting>>,
     /// Counters.
     pub counters: Counters,
+    /// Units that commands which cost much may still use in this turn.
+    pub(super) turn_units: u32,
     /// Policies changed: rates are to be taken over at the end of the turn.
     pub(super) policies_changed: bool,
     /// Who wants to hear of new and deleted topics.

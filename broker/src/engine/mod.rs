@@ -131,6 +131,7 @@ impl Engine {
                 accounting: None,
                 counters: Counters::default(),
                 policies_changed: true,
+                turn_units: session::turns::UNITS,
                 watch: WatchIndex::default(),
                 local: VecDeque::new(),
             },
@@ -349,8 +350,9 @@ impl Engine {
             self.run_messages(now);
         }
         self.sessions.tell_watchers(&mut self.cx, now);
+        let waits = self.sessions.next_turn(&mut self.cx, now);
         self.topics.end_of_turn(&mut self.cx);
-        more || !self.cx.local.is_empty()
+        more || waits || !self.cx.local.is_empty()
     }
 
     fn run_messages(&mut self, now: Now) {

@@ -34,6 +34,7 @@ mod schemas;
 mod sim;
 mod sources;
 mod terminate;
+mod turns;
 mod volatile;
 mod volatile_runs;
 mod watching;

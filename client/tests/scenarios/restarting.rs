@@ -172,12 +172,11 @@ fn a_small_queue_takes_any_number_of_batches() {
             let producer = producer.clone();
             async move {
                 for number in 0..TOTAL {
-                    drop(
-                        producer
-                            .send(Bytes::from(number.to_string()))
-                            .await
-                            .unwrap(),
-                    );
+                    producer
+                        .send(Bytes::from(number.to_string()))
+                        .await
+                        .unwrap()
+                        .detach();
                 }
                 producer.flush().await.unwrap();
             }

@@ -53,8 +53,8 @@ impl Consumer {
                     let request_id = wire.request_id();
                     wire.command(commands::close(self.id, request_id));
                 }
-                self.closed();
                 self.answer(call, Ok(ConsumerAnswer::Done));
+                self.closed();
             }
         }
     }
@@ -154,18 +154,19 @@ impl Consumer {
                 });
                 ConsumerAnswer::HasMessage(more)
             }),
-            Request::Unsubscribe { .. } => {
-                if result.is_ok() {
-                    self.closed();
-                }
-                result.map(|_| ConsumerAnswer::Done)
-            }
-            Request::Close => {
-                self.closed();
-                Ok(ConsumerAnswer::Done)
-            }
+            Request::Unsubscribe { .. } => result.map(|_| ConsumerAnswer::Done),
+            // Whatever the broker says, it is over.
+            Request::Close => Ok(ConsumerAnswer::Done),
+        };
+        let over = match request {
+            Request::Unsubscribe { .. } => answer.is_ok(),
+            Request::Close => true,
+            _ => false,
         };
         self.answer(call, answer);
+        if over {
+            self.closed();
+        }
         self.send_waiting(now, wire);
         self.flow(wire);
         true
@@ -178,8 +179,8 @@ impl Consumer {
         for (request_id, (call, request)) in in_flight.into_iter().rev() {
             match (request, why) {
                 (Request::Close, _) => {
-                    self.closed();
                     self.answer(call, Ok(ConsumerAnswer::Done));
+                    self.closed();
                 }
                 // The seek itself closed the consumer; its answer is still to come.
                 (Request::Seek(_) | Request::Unsubscribe { .. }, Detached::ClosedByBroker) => {

@@ -413,7 +413,7 @@ impl Consumer {
         if let Some(policy) = &self.config.dead_letter
             && message.redelivery_count >= policy.max_redeliver_count
         {
-            let index = super::index_of(&message.id);
+            let index = super::message::index_of(&message.id);
             if self.dead_letters.is_handed_over(delivery.entry, index) {
                 self.stats.skipped += 1;
                 return Ok(());

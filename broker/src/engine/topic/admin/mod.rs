@@ -71,7 +71,7 @@ impl Topics {
             && topic.is_volatile()
         {
             let text = format!("topic {} is non-persistent: it keeps nothing", topic.name);
-            return reply(cx, asker, Answer::Failed(text));
+            return reply(cx, asker, Answer::NotAllowed(text));
         }
         if changes(&ask)
             && let Some(text) = self.fence_of(name)

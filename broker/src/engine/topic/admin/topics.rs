@@ -270,7 +270,7 @@ impl Topics {
                 "topic {} would have {after} bytes of properties; the limit is {PROPERTIES_MAX}",
                 topic.name
             );
-            return reply(cx, asker, Answer::Failed(text));
+            return reply(cx, asker, Answer::TooLarge(text));
         }
         self.change_properties(slot, changes);
         match self.topics.get(slot as usize).map(|topic| topic.log()) {
@@ -334,12 +334,8 @@ impl super::super::Topic {
             }
         }
         let confirmed = self.confirmed;
-        let readers = self
-            .subs
-            .iter()
-            .filter(|(_, sub)| sub.cursor.is_none())
-            .map(|(_, sub)| sub.own.mark_delete());
-        let slowest = readers.fold(self.state.slowest(), Ord::min).min(confirmed);
+        // Readers keep nothing here, as in Pulsar: they have been moved to the end like everybody, and go on behind what is gone.
+        let slowest = self.state.slowest().min(confirmed);
         if let Some(through_ledger) = self.state.ledgers.trimmable(slowest) {
             self.drop_ledgers(seat, through_ledger);
         }
