@@ -218,8 +218,13 @@ impl Connection {
     pub(crate) fn send(&mut self, command: &BaseCommand) -> Result<()> {
         let mut out = BytesMut::new();
         encode::command(command, &mut out);
+        self.write(&out)
+    }
+
+    /// Writes bytes, waiting for room.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.stream
-            .write_all(&out)
+            .write_all(bytes)
             .context(|| "the connection broke while sending".into())
     }
 
@@ -233,9 +238,7 @@ impl Connection {
                     Type::Ping => {
                         let mut out = BytesMut::new();
                         encode::pong(&mut out);
-                        self.stream
-                            .write_all(&out)
-                            .context(|| "the connection broke while sending".into())?;
+                        self.write(&out)?;
                     }
                     Type::Pong | Type::ActiveConsumerChange => {}
                     _ => return Ok(command),

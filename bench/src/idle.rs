@@ -64,9 +64,7 @@ impl Report for IdleReport {
 
 /// Opens, holds and measures; answers whether all connections stayed.
 pub(crate) fn run(args: &IdleArgs) -> Result<bool> {
-    if let Some(list) = &args.target.cpu {
-        measure::pin(list)?;
-    }
+    measure::pin_to_list(args.target.cpu.as_deref())?;
     let wanted = args.connections as usize;
     measure::raise_open_files(wanted as u64 + 64)?;
     let address = Address::resolve(&args.target.url)?;

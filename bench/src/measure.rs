@@ -1,11 +1,12 @@
 //! What a process costs: processor time and memory, from /proc; and clocks.
 
 use std::fs;
+use std::ops::Range;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -41,20 +42,26 @@ pub(crate) fn ns(seconds: f64) -> u64 {
 
 /// Processor seconds a process has used in user and kernel mode, with all its threads, ended ones too. Counted by the kernel in
 /// ticks, of 10 ms as a rule.
-pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
+///
+/// With it comes when the process started, in ticks since the machine did: what tells a process from a later one of the same number.
+pub(crate) fn cpu_seconds(pid: u32) -> Result<(f64, u64)> {
     let text = read_proc(pid, "stat")?;
-    let ticks =
+    let (ticks, started) =
         cpu_ticks(&text).ok_or_else(|| Failure(format!("/proc/{pid}/stat is unreadable")))?;
-    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    Ok((
+        ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
+        started,
+    ))
 }
 
-/// utime + stime. The name, in parentheses, may hold anything, so fields count from the last `)`.
-fn cpu_ticks(stat: &str) -> Option<u64> {
+/// utime + stime, and starttime. The name, in parentheses, may hold anything, so fields count from the last `)`.
+fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;
-    Some(user + system)
+    let started: u64 = fields.nth(6)?.parse().ok()?;
+    Some((user + system, started))
 }
 
 /// Resident memory of a process in bytes.
@@ -62,6 +69,12 @@ pub(crate) fn rss(pid: u32) -> Result<u64> {
     let text = read_proc(pid, "status")?;
     status_bytes(&text, "VmRSS:")
         .ok_or_else(|| Failure(format!("/proc/{pid}/status has no VmRSS: did it exit?")))
+}
+
+/// Largest resident memory of this process so far, in bytes.
+pub(crate) fn own_rss_max() -> Option<u64> {
+    let text = read_proc(std::process::id(), "status").ok()?;
+    status_bytes(&text, "VmHWM:")
 }
 
 fn status_bytes(status: &str, key: &str) -> Option<u64> {
@@ -81,14 +94,17 @@ pub(crate) struct RssSummary {
     pub(crate) min: u64,
     pub(crate) median: u64,
     pub(crate) max: u64,
+    pub(crate) last: u64,
     pub(crate) samples: usize,
 }
 
 impl RssSummary {
     /// `None` without samples.
-    fn of(mut samples: Vec<u64>) -> Option<Self> {
+    pub(crate) fn of(mut samples: Vec<u64>) -> Option<Self> {
+        let last = *samples.last()?;
         samples.sort_unstable();
         Some(Self {
+            last,
             min: *samples.first()?,
             median: *samples.get(samples.len() / 2)?,
             max: *samples.last()?,
@@ -110,68 +126,17 @@ pub(crate) struct Cost {
     pub(crate) broker_rss: Option<RssSummary>,
 }
 
-/// Measures from its making to [`Meter::finish`].
-#[derive(Debug)]
-pub(crate) struct Meter {
-    pid: Option<u32>,
-    began: u64,
-    own: f64,
-    broker: Option<f64>,
-    samples: Vec<u64>,
-    next_sample: u64,
-}
-
-impl Meter {
-    /// Between two looks at the broker's memory, in nanoseconds.
-    pub(crate) const SAMPLE_EVERY: u64 = 250_000_000;
-
-    pub(crate) fn start(pid: Option<u32>) -> Result<Self> {
-        Ok(Self {
-            pid,
-            broker: pid.map(cpu_seconds).transpose()?,
-            own: own_cpu_seconds(),
-            samples: Vec::new(),
-            began: monotonic_ns(),
-            next_sample: 0,
-        })
-    }
-
-    /// Looks at the broker's memory if it is time to.
-    pub(crate) fn sample(&mut self, now: u64) -> Result<()> {
-        if let Some(pid) = self.pid
-            && now >= self.next_sample
-        {
-            self.samples.push(rss(pid)?);
-            self.next_sample = now + Self::SAMPLE_EVERY;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn finish(mut self) -> Result<Cost> {
-        let seconds = (monotonic_ns() - self.began) as f64 / 1e9;
-        self.next_sample = 0;
-        self.sample(0)?;
-        Ok(Cost {
-            seconds,
-            own_cpu_seconds: own_cpu_seconds() - self.own,
-            broker_cpu_seconds: match (self.pid, self.broker) {
-                (Some(pid), Some(before)) => Some(cpu_seconds(pid)? - before),
-                _ => None,
-            },
-            broker_rss: RssSummary::of(self.samples),
-        })
-    }
-}
-
 /// A distribution of latencies, in microseconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct LatencySummary {
     pub(crate) messages: u64,
     pub(crate) mean: f64,
     pub(crate) p50: f64,
+    pub(crate) p75: f64,
     pub(crate) p90: f64,
     pub(crate) p99: f64,
     pub(crate) p999: f64,
+    pub(crate) p9999: f64,
     pub(crate) max: f64,
 }
 
@@ -192,31 +157,152 @@ impl Latencies {
             .saturating_record_n(latency_ns.clamp(1, LATENCY_MAX), messages);
     }
 
+    /// Adds all of another collection.
+    pub(crate) fn add(&mut self, other: &Self) -> Result<()> {
+        self.0
+            .add(&other.0)
+            .context(|| "cannot add histograms".into())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.0.reset();
+    }
+
+    /// Takes out what there is.
+    pub(crate) fn take(&mut self) -> Self {
+        let taken = Self(self.0.clone());
+        self.0.reset();
+        taken
+    }
+
+    /// The values, in nanoseconds.
+    pub(crate) fn histogram(&self) -> &Histogram<u64> {
+        &self.0
+    }
+
     pub(crate) fn summary(&self) -> LatencySummary {
         let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e3;
         LatencySummary {
             messages: self.0.len(),
             mean: self.0.mean() / 1e3,
             p50: at(0.5),
+            p75: at(0.75),
             p90: at(0.9),
             p99: at(0.99),
             p999: at(0.999),
+            p9999: at(0.9999),
             max: self.0.max() as f64 / 1e3,
         }
     }
 }
 
-/// Binds this process to the processors of a list such as `0,2-3`.
-pub(crate) fn pin(list: &str) -> Result<()> {
-    let mut set = CpuSet::new();
-    for cpu in parse_cpus(list)? {
-        set.set(cpu);
-    }
-    sched_setaffinity(None, &set)
-        .context(|| format!("cannot run on the processors --cpu {list} of this machine"))
+/// Latencies of one side over a run: each is recorded once, as one of the measured window's or not.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    /// Those of the measured window, up to the last [`Recorder::take`].
+    total: Latencies,
+    inside: Latencies,
+    outside: Latencies,
+    /// What was due or sent in this range of monotonic nanoseconds is of the measured window.
+    pub(crate) measured: Range<u64>,
 }
 
-fn parse_cpus(list: &str) -> Result<Vec<usize>> {
+impl Recorder {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self {
+            total: Latencies::new()?,
+            inside: Latencies::new()?,
+            outside: Latencies::new()?,
+            measured: 0..0,
+        })
+    }
+
+    /// Adds `messages` that were due or sent at `time` and arrived now.
+    pub(crate) fn record(&mut self, time: u64, now: u64, messages: u64) {
+        let latency = now.saturating_sub(time);
+        if self.measured.contains(&time) {
+            self.inside.record(latency, messages);
+        } else {
+            self.outside.record(latency, messages);
+        }
+    }
+
+    /// Takes out what was recorded since the last call, of the measured window or not.
+    pub(crate) fn take(&mut self) -> Result<Latencies> {
+        let mut taken = self.inside.take();
+        self.total.add(&taken)?;
+        if !self.outside.is_empty() {
+            taken.add(&self.outside)?;
+            self.outside.clear();
+        }
+        Ok(taken)
+    }
+
+    /// Forgets everything.
+    pub(crate) fn forget(&mut self) {
+        for each in [&mut self.total, &mut self.inside, &mut self.outside] {
+            each.clear();
+        }
+    }
+
+    /// All of the measured window.
+    pub(crate) fn total(mut self) -> Result<Latencies> {
+        self.take()?;
+        Ok(self.total)
+    }
+}
+
+/// Binds this thread, and those it starts, to processors.
+pub(crate) fn pin(cpus: &[usize]) -> Result<()> {
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(*cpu);
+    }
+    sched_setaffinity(None, &set)
+        .context(|| format!("cannot run on the processors {cpus:?} of this machine"))
+}
+
+/// Binds this thread to the processors of a list such as `0,2-3`, if there is one.
+pub(crate) fn pin_to_list(list: Option<&str>) -> Result<()> {
+    list.map_or(Ok(()), |list| pin(&parse_cpus(list)?))
+}
+
+/// The processors this process may use and that no thread of another is bound to: on which it is not in the way. All if that leaves none.
+pub(crate) fn processors_beside(pid: Option<u32>) -> Vec<usize> {
+    let list = |set: &CpuSet| {
+        (0..CpuSet::MAX_CPU)
+            .filter(|cpu| set.is_set(*cpu))
+            .collect::<Vec<_>>()
+    };
+    let Ok(own) = sched_getaffinity(None) else {
+        return Vec::new();
+    };
+    let own = list(&own);
+    let tasks = pid.and_then(|pid| fs::read_dir(format!("/proc/{pid}/task")).ok());
+    let bound: Vec<usize> = tasks
+        .into_iter()
+        .flatten()
+        .filter_map(|task| task.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .filter_map(|thread| sched_getaffinity(rustix::thread::Pid::from_raw(thread)).ok())
+        .map(|set| list(&set))
+        .filter(|cpus| cpus.len() < own.len() || own.iter().any(|cpu| !cpus.contains(cpu)))
+        .flatten()
+        .collect();
+    let left: Vec<_> = own
+        .iter()
+        .copied()
+        .filter(|cpu| !bound.contains(cpu))
+        .collect();
+    if left.is_empty() { own } else { left }
+}
+
+/// Reads a list of processors.
+pub(crate) fn parse_cpus(list: &str) -> Result<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in list.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -268,8 +354,8 @@ mod tests {
 
     #[test]
     fn processor_time_is_found_behind_any_name() {
-        let stat = "42 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 31 11 0 0 20 0";
-        assert_eq!(cpu_ticks(stat), Some(42));
+        let stat = "42 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 31 11 0 0 20 0 3 0 777 5";
+        assert_eq!(cpu_ticks(stat), Some((42, 777)));
         assert_eq!(cpu_ticks("42 (cut) S 1"), None);
     }
 
@@ -281,7 +367,7 @@ mod tests {
         while own_cpu_seconds() < before + 0.05 {
             std::hint::black_box(0);
         }
-        assert!(cpu_seconds(pid).unwrap() >= 0.03);
+        assert!(cpu_seconds(pid).unwrap().0 >= 0.03);
     }
 
     #[test]
@@ -302,9 +388,26 @@ mod tests {
     }
 
     #[test]
+    fn a_latency_is_recorded_once_and_the_window_counts_its_own() {
+        let mut recorder = Recorder::new().unwrap();
+        recorder.measured = 1000..2000;
+        recorder.record(999, 5999, 1);
+        recorder.record(1000, 7000, 2);
+        assert_eq!(recorder.take().unwrap().summary().messages, 3);
+        recorder.record(1999, 2999, 1);
+        recorder.record(2000, 2001, 1);
+        let total = recorder.total().unwrap().summary();
+        assert_eq!(total.messages, 3);
+        assert!((5.99..6.01).contains(&total.max), "{total:?}");
+    }
+
+    #[test]
     fn memory_summary_is_ordered() {
         let summary = RssSummary::of(vec![3, 1, 2]).unwrap();
-        assert_eq!((summary.min, summary.median, summary.max), (1, 2, 3));
+        assert_eq!(
+            (summary.min, summary.median, summary.max, summary.last),
+            (1, 2, 3, 2)
+        );
         assert_eq!(RssSummary::of(Vec::new()), None);
     }
 }

@@ -1,4 +1,4 @@
-//! All connections of a run in one thread: nonblocking sockets on epoll, large reads, one write per turn and connection.
+//! Connections that are no load, in one thread: nonblocking sockets on epoll, large reads, one write per turn and connection.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -68,24 +68,6 @@ impl Net {
         self.watch(&listener, LISTENER)?;
         self.listener = Some(listener);
         Ok(())
-    }
-
-    /// What waits to be written to a connection, for appending. It is written with the next [`Net::flush`].
-    pub(crate) fn output(&mut self, index: usize) -> Option<&mut BytesMut> {
-        let link = self.links.get_mut(index)?.as_mut()?;
-        if !link.dirty {
-            link.dirty = true;
-            self.dirty.push(index);
-        }
-        Some(&mut link.output)
-    }
-
-    /// Bytes that wait to be written to a connection.
-    pub(crate) fn backlog(&self, index: usize) -> usize {
-        match self.links.get(index) {
-            Some(Some(link)) => link.output.len(),
-            _ => 0,
-        }
     }
 
     /// Writes what was appended, as far as the sockets take it.

@@ -7,6 +7,7 @@
 /// Due times of a fixed rate, in nanoseconds, without rounding drift.
 #[derive(Debug, Clone)]
 pub(crate) struct Schedule {
+    /// Events in 1000 seconds.
     rate: u64,
     next: u64,
     /// What `next` was rounded down by, in 1/rate nanoseconds.
@@ -15,9 +16,16 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// `rate` events per second from `start` on.
+    #[cfg(test)]
     pub(crate) fn new(start: u64, rate: u64) -> Self {
+        Self::share(start, rate, 1, 1)
+    }
+
+    /// `part` of `whole` parts of `rate` events per second from `start` on, rounded to a thousandth of an event per second.
+    pub(crate) fn share(start: u64, rate: u64, part: u64, whole: u64) -> Self {
+        let millis = u128::from(rate) * 1000 * u128::from(part) / u128::from(whole.max(1));
         Self {
-            rate: rate.max(1),
+            rate: u64::try_from(millis).unwrap_or(u64::MAX).max(1),
             next: start,
             fraction: 0,
         }
@@ -47,10 +55,16 @@ impl Schedule {
         ahead.next
     }
 
+    /// Events due from the next one on, before `end`.
+    pub(crate) fn left_before(&self, end: u64) -> u64 {
+        let span = u128::from(end.saturating_sub(self.next)) * u128::from(self.rate);
+        u64::try_from(span.div_ceil(1_000_000_000_000)).unwrap_or(u64::MAX)
+    }
+
     fn step(&mut self, count: u64) -> u64 {
         let due = self.next;
-        // At most 10 000 (a batch) times 10^9: far from overflow.
-        let advance = count * 1_000_000_000 + self.fraction;
+        // At most 10 000 (a batch) times 10^12: within 64 bits.
+        let advance = count * 1_000_000_000_000 + self.fraction;
         self.next += advance / self.rate;
         self.fraction = advance % self.rate;
         due
@@ -74,6 +88,34 @@ mod tests {
             assert_eq!(taken, rate);
             assert_eq!(schedule.group_due(1), 5 + 1_000_000_000);
         }
+    }
+
+    #[test]
+    fn shares_add_up() {
+        let mut parts: Vec<_> = [1, 2, 4]
+            .map(|part| Schedule::share(0, 20_000, part, 7))
+            .into();
+        let taken: usize = parts
+            .iter_mut()
+            .map(|part| std::iter::from_fn(|| part.take(9_999_999_999)).count())
+            .sum();
+        assert!(taken.abs_diff(200_000) <= 3, "{taken}");
+    }
+
+    #[test]
+    fn what_is_left_is_what_would_be_taken() {
+        let mut schedule = Schedule::new(0, 20_000);
+        for end in [0, 1, 49_999, 50_000, 50_001, 1_000_000] {
+            let mut ahead = schedule.clone();
+            let taken = std::iter::from_fn(|| ahead.take(end.max(1) - 1)).count() as u64;
+            let left = schedule.left_before(end);
+            assert!(
+                end == 0 && left == 0 || left == taken,
+                "{end}: {left}, {taken}"
+            );
+        }
+        assert_eq!(schedule.take(0), Some(0));
+        assert_eq!(schedule.left_before(50_000), 0);
     }
 
     #[test]

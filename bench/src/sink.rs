@@ -24,9 +24,7 @@ const TURN: u64 = 1_000_000_000;
 
 /// Runs until the process is ended.
 pub(crate) fn run(args: &SinkArgs) -> Result<()> {
-    if let Some(list) = &args.cpu {
-        measure::pin(list)?;
-    }
+    measure::pin_to_list(args.cpu.as_deref())?;
     let (listener, url) = bind(args.port)?;
     println!("sink is ready: {url}");
     std::io::stdout()

@@ -81,6 +81,18 @@ pub fn interpret(
     })
 }
 
+/// What to say of variables of the environment that look like settings and are none, one line each: a typing error there would
+/// otherwise change nothing and say nothing.
+pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+    let known = |name: &str| DEFINITIONS.iter().any(|d| d.variable() == name);
+    let mut lines: Vec<_> = names
+        .filter(|name| name.starts_with("VELA_") && !known(name))
+        .map(|name| format!("environment variable {name} is no setting and has no effect: `vela config --json` names those that are"))
+        .collect();
+    lines.sort();
+    lines
+}
+
 /// The table that `vela config` prints.
 #[must_use]
 pub fn table(effective: &Effective) -> String {
@@ -132,6 +144,14 @@ mod tests {
 
     use super::*;
     use crate::config::{CorePorts, Source};
+
+    #[test]
+    fn a_variable_that_is_no_setting_is_named() {
+        let names = ["VELA_PROT", "VELA_CORES", "PATH"];
+        let lines = unknown_variables(names.iter().map(|name| (*name).to_owned()));
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].contains("VELA_PROT"), "{lines:?}");
+    }
 
     fn run(line: &str, environment: &dyn Fn(&str) -> Option<String>) -> Invocation {
         let matches = command()

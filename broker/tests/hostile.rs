@@ -329,7 +329,7 @@ fn a_cursor_does_not_go_into_a_batch_that_claims_too_much() {
     assert!(matches!(honest, Some(Answer::Done)), "{honest:?}");
     let refused = reset(&ids[1]);
     assert!(
-        matches!(&refused, Some(Answer::Failed(text)) if text.contains("65536")),
+        matches!(&refused, Some(Answer::TooLarge(text)) if text.contains("65536")),
         "{refused:?}"
     );
 }

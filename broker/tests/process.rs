@@ -167,7 +167,7 @@ fn a_data_directory_that_cannot_be_one_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = refused(&mut broker(file.path()));
     assert!(
-        text.contains("data directory") && text.contains("cannot be used"),
+        text.contains("data directory") && text.contains("is not a directory"),
         "{text}"
     );
 
@@ -193,6 +193,30 @@ fn a_taken_port_is_refused() {
         for part in [&port, setting, "taken", flag] {
             assert!(text.contains(part), "{text}");
         }
+    }
+}
+
+#[test]
+fn one_port_for_both_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = refused(broker(dir.path()).args(["--port", "6650", "--web-port", "6650"]));
+    for part in ["brokerServicePort", "webServicePort", "both 6650"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_log_newer_than_its_metadata_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let mut running = Running::start(&mut broker(dir.path()));
+        running.signal(Signal::TERM);
+        running.end();
+    }
+    std::fs::remove_file(dir.path().join("meta.redb")).unwrap();
+    let text = refused(&mut broker(dir.path()));
+    for part in ["meta.redb", "older than the log", "backup"] {
+        assert!(text.contains(part), "{text}");
     }
 }
 
@@ -227,6 +251,30 @@ fn a_message_larger_than_a_segment_is_refused() {
     for part in ["maxMessageSize 100000000", "segmentSizeMb 8", "raise"] {
         assert!(text.contains(part), "{text}");
     }
+}
+
+/// A limit that single messages exceed is allowed, and said to be one.
+#[test]
+fn a_publish_buffer_below_single_messages_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut small =
+        Running::start(broker(dir.path()).args(["--max-message-publish-buffer-size-in-mb", "3"]));
+    small.signal(Signal::TERM);
+    small.child.wait().unwrap();
+    let text = small.errors();
+    for part in [
+        "WARN",
+        "maxMessagePublishBufferSizeInMB is 3 MiB",
+        "set it to 7 or more",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    let mut enough =
+        Running::start(broker(dir.path()).args(["--max-message-publish-buffer-size-in-mb", "7"]));
+    enough.signal(Signal::TERM);
+    enough.child.wait().unwrap();
+    let text = enough.errors();
+    assert!(!text.contains("maxMessagePublishBufferSizeInMB"), "{text}");
 }
 
 #[test]

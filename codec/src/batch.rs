@@ -145,7 +145,8 @@ impl BatchWriter {
         metadata.payload_size = i32::try_from(payload.len()).map_err(|_| full)?;
         let size = metadata.encoded_len();
         let len = 4 + size + payload.len();
-        if self.messages >= self.max_messages || len > self.max_bytes.saturating_sub(self.out.len()) {
+        if self.messages >= self.max_messages || len > self.max_bytes.saturating_sub(self.out.len())
+        {
             return Err(full);
         }
         self.out.reserve(len);

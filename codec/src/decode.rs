@@ -23,7 +23,7 @@ const MIN_TOTAL_SIZE: usize = SIZE_FIELD + 2;
 pub const IN_PLACE_MIN: usize = 8 * 1024;
 
 /// The least memory that an unfinished frame is given, in bytes, unless the frame is smaller.
-pub const PARTIAL_MIN: usize = 1024;
+pub const PARTIAL_MIN: usize = 256;
 
 /// A frame that breaks the rules of framing. The connection has no next frame: it must be closed, without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]

@@ -9,7 +9,8 @@ pub enum Holder {
     Inbound,
     /// Blocks of the log on their way to disk.
     Log,
-    /// Copies in the read cache. A cached slice of a receive root is `Inbound`: it must not count twice.
+    /// What is kept only to be quicker: durable log blocks for reads, idle ones for the next chunks. It gives way when memory is
+    /// short. (A slice of a receive root would be `Inbound`: it must not count twice.)
     Cache,
     /// Bytes queued to sockets, as far as they are copies of their own.
     Outbound,
@@ -97,7 +98,7 @@ impl BufferMemory {
         let inbound = self.inbound.get();
         // Log blocks, from their first byte until they are durable and nobody reads them.
         let log = self.log.get();
-        // Copies the read cache made; slices of roots it keeps are in the first term.
+        // Durable log blocks kept for reads, and idle ones.
         let cache = self.cache.get();
         // Copies queued to sockets; slices of log blocks or roots are in the terms above.
         let outbound = self.outbound.get();
@@ -123,6 +124,19 @@ impl BufferMemory {
     pub fn at_least(&self, percent: u8) -> bool {
         let budget = self.budget();
         budget > 0 && u128::from(self.in_use()) * 100 >= u128::from(budget) * u128::from(percent)
+    }
+
+    /// Bytes in use above `percent` of a known budget.
+    #[must_use]
+    pub fn above(&self, percent: u8) -> u64 {
+        match self.budget() {
+            0 => 0,
+            budget => {
+                let mark = u128::from(budget) * u128::from(percent) / 100;
+                self.in_use()
+                    .saturating_sub(u64::try_from(mark).unwrap_or(u64::MAX))
+            }
+        }
     }
 
     /// Inbound bytes more; the sum after it, which is the newest there is.
@@ -184,8 +198,10 @@ mod tests {
         assert!(!memory.at_least(85));
         memory.allocated(Holder::Outbound, 1);
         assert!(memory.at_least(85));
+        assert_eq!((memory.above(85), memory.above(50)), (0, 70));
         memory.set_budget(0);
         assert!(!memory.at_least(0));
+        assert_eq!(memory.above(0), 0);
         memory.set_budget(u64::MAX);
         assert!(!memory.at_least(1));
     }

@@ -1,7 +1,7 @@
 //! When reading sockets stops because inbound frames keep too much memory, and when it begins again.
 //!
 //! The steady path is one read-modify-write of the counter and one load of the state word. All that decides is
-//! in that one word (mode, limit, active, crowded, throttled), so that a transition is one compare-and-swap.
+//! in that one word (mode, limit, active, crowded, throttled, pressed), so that a transition is one compare-and-swap.
 //!
 //! Why nothing is ever stuck: whoever moves the counter afterwards reads the word; whoever moves the word
 //! afterwards reads the counter, by a read-modify-write. Of any two such moves the later sees the earlier: if the
@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub const ACTIVATE_PERCENT: u8 = 85;
 /// `auto` stands down below this share of the buffer-memory budget (percent).
 pub const STAND_DOWN_PERCENT: u8 = 65;
-/// Limits above this (bytes; 256 TiB) count as this.
+/// Limits above this (bytes; 128 TiB) count as this.
 pub const MAX_LIMIT: i64 = (1 << LIMIT_BITS) - 1;
 
 /// What the limiter does (`inProgressRequestFrameMemoryLimitEnabled`).
@@ -109,8 +109,9 @@ impl FromStr for Mode {
 const ACTIVE: u64 = 1 << 2;
 const CROWDED: u64 = 1 << 3;
 const THROTTLED: u64 = 1 << 4;
-const LIMIT_SHIFT: u32 = 5;
-const LIMIT_BITS: u32 = 48;
+const PRESSED: u64 = 1 << 5;
+const LIMIT_SHIFT: u32 = 6;
+const LIMIT_BITS: u32 = 47;
 const GENERATION_SHIFT: u32 = LIMIT_SHIFT + LIMIT_BITS;
 const GENERATION_BITS: u32 = 64 - GENERATION_SHIFT;
 
@@ -127,6 +128,9 @@ pub struct State {
     pub crowded: bool,
     /// The limit was exceeded and half of it not reached again: no connection reads.
     pub throttled: bool,
+    /// 85 % of the buffer-memory budget were in use and less than 65 % not yet again: what is kept only to be quicker gives way, in
+    /// every mode. True whenever `active` is, so a cache alone never keeps `auto` active.
+    pub pressed: bool,
     /// One more (modulo 2048) at every change.
     pub generation: u16,
 }
@@ -139,6 +143,7 @@ impl State {
             active: word & ACTIVE != 0,
             crowded: word & CROWDED != 0,
             throttled: word & THROTTLED != 0,
+            pressed: word & PRESSED != 0,
             generation: u16::try_from(word >> GENERATION_SHIFT).unwrap_or(0),
         }
     }
@@ -150,20 +155,22 @@ impl State {
             | flag(self.active, ACTIVE)
             | flag(self.crowded, CROWDED)
             | flag(self.throttled, THROTTLED)
+            | flag(self.pressed, PRESSED)
             | limit << LIMIT_SHIFT
             | u64::from(self.generation) << GENERATION_SHIFT
     }
 
     /// The state that the policy wants when `retained` bytes are alive. A fixed point of itself.
     fn decide(mut self, retained: i64, memory: &BufferMemory) -> Self {
+        let high = memory.at_least(ACTIVATE_PERCENT);
+        let still_high = high || memory.at_least(STAND_DOWN_PERCENT);
+        self.pressed = high || self.pressed && still_high;
         let limiting = self.limit > 0
             && match self.mode {
                 Mode::Disabled | Mode::Tracking => false,
                 Mode::Enabled => true,
-                Mode::Auto if self.active => memory.at_least(STAND_DOWN_PERCENT),
-                Mode::Auto => {
-                    retained > activation_mark(self.limit) && memory.at_least(ACTIVATE_PERCENT)
-                }
+                Mode::Auto if self.active => still_high,
+                Mode::Auto => high && retained > activation_mark(self.limit),
             };
         self.active = limiting && self.mode == Mode::Auto;
         let above_half = retained > self.limit / 2;
@@ -265,6 +272,7 @@ impl MemoryLimiter {
             active: false,
             crowded: false,
             throttled: false,
+            pressed: false,
             generation: 0,
         };
         Self {
@@ -358,13 +366,32 @@ impl MemoryLimiter {
         self.change(|state| state);
     }
 
-    /// To be called after another holder than `Inbound` released memory: `auto` may stand down. A load, mostly.
+    /// To be called after another holder than `Inbound` took or released memory: the budget may be under pressure now, or no
+    /// longer. A few loads, mostly.
     #[inline]
     pub fn reconsider(&self) {
-        if self.word.load(Ordering::Relaxed) & ACTIVE != 0
-            && !self.memory.at_least(STAND_DOWN_PERCENT)
-        {
+        let word = self.word.load(Ordering::Relaxed);
+        let below = word & PRESSED != 0 && !self.memory.at_least(STAND_DOWN_PERCENT);
+        let above = word & ACTIVE == 0
+            && self.memory.at_least(ACTIVATE_PERCENT)
+            && (word & PRESSED == 0
+                || self.allocation_matters(word, i64::try_from(self.retained()).unwrap_or(0)));
+        if below || above {
             self.change(|state| state);
+        }
+    }
+
+    /// Bytes that have to be given up before the budget is no longer under pressure; 0 when it is not.
+    #[inline]
+    #[must_use]
+    pub fn excess(&self) -> u64 {
+        if self.word.load(Ordering::Relaxed) & PRESSED == 0 {
+            return 0;
+        }
+        // Exactly at the mark is still too much.
+        match self.memory.at_least(STAND_DOWN_PERCENT) {
+            true => self.memory.above(STAND_DOWN_PERCENT) + 1,
+            false => 0,
         }
     }
 
@@ -420,7 +447,7 @@ impl MemoryLimiter {
         if word & CROWDED != 0 && retained <= limit_of(word) / 2 {
             return true;
         }
-        word & ACTIVE != 0 && !self.memory.at_least(STAND_DOWN_PERCENT)
+        word & PRESSED != 0 && !self.memory.at_least(STAND_DOWN_PERCENT)
     }
 
     /// Moves the state to what the policy wants of `edit(state)`, one compare-and-swap at a time, until it wants

@@ -19,6 +19,7 @@ fn at_rest(limiter: &MemoryLimiter) {
         "stuck: {state:?} with {retained}"
     );
     assert!(!state.throttled || state.crowded);
+    assert!(!state.active || state.pressed);
     if state.mode == Mode::Enabled && state.limit > 0 {
         assert!(
             state.throttled || retained <= state.limit,
@@ -137,6 +138,58 @@ mod plain {
         limiter.memory().released(Holder::Log, 800);
         limiter.reconsider();
         assert!(!limiter.is_throttled() && !limiter.state().active);
+    }
+
+    #[test]
+    fn pressure_lasts_from_its_mark_until_below_the_other_in_every_mode() {
+        for mode in [Mode::Disabled, Mode::Tracking, Mode::Auto, Mode::Enabled] {
+            let limiter = limiter(mode, 100, 1_000);
+            let memory = Arc::clone(limiter.memory());
+            let cores = Arc::new(AtomicUsize::new(0));
+            let told = Arc::clone(&cores);
+            let listener = limiter.register(move || {
+                told.fetch_add(1, Ordering::SeqCst);
+            });
+            assert!(listener.begin());
+            memory.allocated(Holder::Cache, 849);
+            limiter.reconsider();
+            assert!(!limiter.state().pressed && limiter.excess() == 0);
+            memory.allocated(Holder::Cache, 1);
+            limiter.reconsider();
+            assert!(
+                limiter.state().pressed && listener.begin(),
+                "cores learn of it"
+            );
+            assert_eq!(limiter.excess(), 201);
+            memory.released(Holder::Cache, 200);
+            limiter.reconsider();
+            assert!(limiter.state().pressed, "65 % exactly is not below it");
+            assert_eq!(limiter.excess(), 1);
+            memory.released(Holder::Cache, 1);
+            assert_eq!(limiter.excess(), 0);
+            limiter.reconsider();
+            assert!(!limiter.state().pressed && listener.begin());
+            memory.allocated(Holder::Cache, 200);
+            limiter.reconsider();
+            assert!(!limiter.state().pressed, "849 again");
+            assert!(!limiter.is_throttled() && !limiter.is_crowded());
+        }
+    }
+
+    /// What gives way is told to as long as `auto` is active, so it alone cannot keep it so.
+    #[test]
+    fn whoever_keeps_auto_active_is_asked_for_memory() {
+        let limiter = limiter(Mode::Auto, 100, 1_000);
+        limiter.memory().allocated(Holder::Cache, 690);
+        limiter.allocated(160);
+        assert!(limiter.state().active && limiter.state().pressed);
+        limiter.released(160);
+        assert!(limiter.state().active, "690 of 1000");
+        let excess = usize::try_from(limiter.excess()).unwrap();
+        limiter.memory().released(Holder::Cache, excess);
+        limiter.reconsider();
+        assert!(!limiter.state().active && !limiter.state().pressed);
+        assert_eq!(limiter.transitions().stood_down, 1);
     }
 
     #[test]
@@ -287,9 +340,9 @@ mod plain {
     proptest! {
         #[test]
         fn words_keep_their_state(
-            mode in 0..4_u64, limit in 0..=MAX_LIMIT, active: bool, crowded: bool, throttled: bool, generation in 0..2_048_u16
+            mode in 0..4_u64, limit in 0..=MAX_LIMIT, active: bool, crowded: bool, throttled: bool, pressed: bool, generation in 0..2_048_u16
         ) {
-            let state = State { mode: Mode::from_bits(mode), limit, active, crowded, throttled, generation };
+            let state = State { mode: Mode::from_bits(mode), limit, active, crowded, throttled, pressed, generation };
             prop_assert_eq!(State::unpack(state.pack()), state);
         }
 
@@ -299,9 +352,8 @@ mod plain {
         fn the_steady_path_agrees_with_the_rules(steps in prop::collection::vec(step(), 1..200)) {
             let limiter = limiter(Mode::Auto, 500, 2_000);
             let (mut held, mut others) = (Vec::new(), Vec::new());
-            let (mut active, mut throttled) = (false, false);
+            let (mut active, mut throttled, mut pressed) = (false, false, false);
             for step in steps {
-                let mut looks = true;
                 match step {
                     Step::Allocate(bytes) => { limiter.allocated(bytes.into()); held.push(bytes); }
                     Step::Release => match held.pop() {
@@ -310,8 +362,8 @@ mod plain {
                     },
                     Step::Other(bytes) => {
                         limiter.memory().allocated(Holder::Log, bytes.into());
+                        limiter.reconsider();
                         others.push(bytes);
-                        looks = false;
                     }
                     Step::OtherRelease => match others.pop() {
                         Some(bytes) => {
@@ -328,21 +380,23 @@ mod plain {
                 let in_use = retained + others.iter().map(|bytes| i64::from(*bytes)).sum::<i64>();
                 let budget = i64::try_from(limiter.memory().budget()).unwrap();
                 let state = limiter.state();
-                if looks {
-                    // The rules, as the settings' documentation says them.
-                    let used = if budget == 0 { 0.0 } else { in_use as f64 / budget as f64 };
-                    let limit = state.limit as f64;
-                    let limits = state.limit > 0 && match state.mode {
-                        Mode::Enabled => true,
-                        Mode::Auto if active => used >= 0.65,
-                        // Releases do not activate: pressure that others make is found at the next allocation.
-                        Mode::Auto => used >= 0.85 && retained as f64 > 1.5 * limit
-                            && !matches!(step, Step::Release | Step::OtherRelease),
-                        _ => false,
-                    };
-                    active = limits && state.mode == Mode::Auto;
-                    throttled = limits && if throttled { retained as f64 > limit / 2.0 } else { retained as f64 > limit };
-                }
+                // The rules, as the settings' documentation says them.
+                let used = if budget == 0 { 0.0 } else { in_use as f64 / budget as f64 };
+                let limit = state.limit as f64;
+                let limits = state.limit > 0 && match state.mode {
+                    Mode::Enabled => true,
+                    Mode::Auto if active => used >= 0.65,
+                    Mode::Auto => used >= 0.85 && retained as f64 > 1.5 * limit,
+                    _ => false,
+                };
+                active = limits && state.mode == Mode::Auto;
+                throttled = limits && if throttled { retained as f64 > limit / 2.0 } else { retained as f64 > limit };
+                // What `reconsider` is told of alone sets off the giving way; a core calls it at the end of every turn.
+                limiter.reconsider();
+                pressed = used >= 0.85 || pressed && used >= 0.65;
+                prop_assert_eq!(limiter.state().pressed, pressed);
+                prop_assert_eq!(limiter.excess() > 0, pressed);
+                let state = limiter.state();
                 prop_assert_eq!((state.active, state.throttled), (active, throttled), "{:?}", state);
                 at_rest(&limiter);
             }

@@ -108,7 +108,6 @@ class TestSendsAroundAnEnd:
             assert [int(message.payload) for message in raw.messages(len(receipts))] == receipts
 
 
-@pytest.mark.later("policies of single topics over HTTP")
 def test_a_topic_limits_the_size_of_its_messages(broker, client, raw, topic):
     """K 27: one that is larger is refused by itself; chunks pass."""
     raw.producer(topic)
@@ -149,7 +148,6 @@ def test_without_creation_of_topics_only_those_that_exist_are_served(make_broker
 
 
 @pytest.mark.restart
-@pytest.mark.later("deleting topics that nobody uses")
 def test_a_topic_that_nobody_uses_goes_and_one_with_a_subscription_stays(make_broker, topic):
     """K 30."""
     broker = make_broker(arguments=[

@@ -5,7 +5,10 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
+use bytes::BytesMut;
 use clap::Parser as _;
+use vela_codec::{decode_command, encode};
+use vela_proto::base_command::Type;
 use vela_proto::{
     CommandConnected, CommandLookupTopicResponse, CommandProducerSuccess, CommandSend,
 };
@@ -13,6 +16,7 @@ use vela_proto::{
 use super::*;
 use crate::args::{Cli, Command};
 use crate::sink;
+use crate::verify::Kind;
 use crate::wire::Input;
 use vela_proto::BaseCommand;
 
@@ -88,6 +92,7 @@ fn a_rate_is_kept() {
 #[derive(Clone, Copy, PartialEq)]
 enum Wrong {
     SkipReceipt,
+    RepeatReceipt,
     SendError,
     Close,
     Silence,
@@ -127,7 +132,10 @@ fn answer_wrongly(mut stream: TcpStream, url: &str, wrong: Wrong) {
                 match wrong {
                     _ if sends < 100 => {}
                     Wrong::SkipReceipt if sends == 100 => continue,
-                    Wrong::SkipReceipt => {}
+                    Wrong::RepeatReceipt if sends == 100 => {
+                        encode::send_receipt(&mut out, producer_id, sequence_id, 0, 1, sends);
+                    }
+                    Wrong::SkipReceipt | Wrong::RepeatReceipt => {}
                     Wrong::Silence => continue,
                     Wrong::Close => return,
                     Wrong::SendError => {
@@ -170,10 +178,11 @@ fn answer_wrongly(mut stream: TcpStream, url: &str, wrong: Wrong) {
 #[test]
 fn a_wrong_answer_makes_the_run_invalid() {
     for (wrong, reason) in [
-        (Wrong::SkipReceipt, "was the oldest outstanding"),
+        (Wrong::SkipReceipt, "their receipts are missing"),
+        (Wrong::RepeatReceipt, "was the oldest outstanding"),
         (Wrong::SendError, "disk full"),
         (Wrong::Close, "ended"),
-        (Wrong::Silence, "are missing"),
+        (Wrong::Silence, "their receipts are missing"),
     ] {
         let patience = if wrong == Wrong::Silence { "0.5" } else { "60" };
         let more = [
@@ -194,4 +203,18 @@ fn a_wrong_answer_makes_the_run_invalid() {
         let fault = (0..20).find_map(|_| run()).unwrap();
         assert!(fault.contains(reason), "{fault}");
     }
+}
+
+#[test]
+fn a_missing_receipt_is_named_by_topic_device_and_sequence() {
+    let more = ["--connections", "1", "--topics", "1"];
+    let offence = (0..20).find_map(|_| {
+        let url = start_wrong(Wrong::SkipReceipt);
+        let report = measured(&arguments(&url, &more)).unwrap();
+        report.verification.offences.into_iter().next()
+    });
+    let offence = offence.unwrap();
+    assert_eq!(offence.kind, Kind::Unanswered);
+    assert!(offence.topic.ends_with("vela-bench-0"), "{offence:?}");
+    assert_eq!((offence.device, offence.sequence), (Some(0), Some(99)));
 }

@@ -16,6 +16,7 @@ mod partitioned;
 mod policies;
 mod rates;
 mod schemas;
+mod server;
 mod stats;
 mod store;
 mod subscriptions;
@@ -210,6 +211,8 @@ struct Shared {
     in_flight: Arc<Semaphore>,
     /// Payloads on their way out, in units of 64 KiB: a client that reads slowly or not at all keeps its answer in memory.
     payloads: Arc<Semaphore>,
+    /// Request bodies, in units of 16 KiB.
+    bodies: Arc<Semaphore>,
     /// How long a question to a core may take.
     limit: Duration,
 }
@@ -219,9 +222,6 @@ impl Shared {
         self.broker.configuration().settings
     }
 }
-
-/// Largest body of a request, bytes.
-const BODY_MAX: usize = 1 << 20;
 
 /// The running HTTP server. Dropping it ends the server.
 #[derive(Debug)]
@@ -252,18 +252,15 @@ fn start_with(
         tokio::net::TcpListener::from_std(listener)?
     };
     let (stop, stopped) = oneshot::channel();
-    let app = router(broker, limit);
+    let shared = shared(broker, limit);
+    let app = router(shared.clone());
+    let limits = server::Limits::of(&shared.settings());
     let thread = std::thread::Builder::new()
         .name("vela-http".to_owned())
         .spawn(move || {
-            let serve = axum::serve(listener, app).with_graceful_shutdown(async {
-                // Dropped means the same as sent.
-                let _ = stopped.await;
-            });
             runtime.block_on(async {
-                if let Err(error) = serve.await {
-                    tracing::error!("HTTP server ended: {error}");
-                }
+                tokio::spawn(finish(shared));
+                server::serve(listener, app, limits, stopped).await;
             });
         })?;
     Ok(Server {
@@ -281,17 +278,30 @@ impl Drop for Server {
     }
 }
 
-fn router(broker: Arc<dyn Broker>, limit: Duration) -> Router {
+/// Takes up what a stop of the broker has interrupted, until it is done.
+async fn finish(shared: Shared) {
+    /// How soon it is tried again.
+    const AGAIN: Duration = Duration::from_secs(1);
+    while !matches!(shared.finish_all().await, Ok(true)) {
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+fn shared(broker: Arc<dyn Broker>, limit: Duration) -> Shared {
     let cluster: Arc<str> = broker.configuration().settings.cluster_name.as_str().into();
-    let shared = Shared {
+    Shared {
         metrics: Arc::new(Metrics::new(&cluster)),
         cluster,
         broker,
         changes: Arc::default(),
         in_flight: Arc::new(Semaphore::new(cores::IN_FLIGHT)),
         payloads: Arc::new(Semaphore::new(messages::PAYLOADS)),
+        bodies: Arc::new(Semaphore::new(server::BODIES_MAX / server::BODY_UNIT)),
         limit,
-    };
+    }
+}
+
+fn router(shared: Shared) -> Router {
     let mut resources = Router::new()
         .route("/admin/v2/brokers/health", get(health))
         .route("/admin/v2/brokers/ready", get(ready))
@@ -309,6 +319,7 @@ fn router(broker: Arc<dyn Broker>, limit: Duration) -> Router {
         let base = format!("/admin/v2/{domain}/{{tenant}}/{{namespace}}");
         resources = resources
             .merge(topics::routes(&base))
+            .merge(policies::topic::routes(&base))
             .merge(partitioned::routes(&base))
             .merge(stats::routes(&base))
             .merge(subscriptions::routes(&base))
@@ -316,11 +327,16 @@ fn router(broker: Arc<dyn Broker>, limit: Duration) -> Router {
     }
     let resources = resources
         .fallback(answer::unrouted)
-        .layer(DefaultBodyLimit::max(BODY_MAX))
-        .with_state(shared);
+        // Bodies are bounded before they come here.
+        .layer(DefaultBodyLimit::disable())
+        .with_state(shared.clone());
     // The layer goes around a router of its own: it changes paths, which must happen before they are matched.
     Router::new()
         .fallback_service(resources)
+        .layer(axum::middleware::from_fn_with_state(
+            shared,
+            server::read_body,
+        ))
         .layer(axum::middleware::from_fn(answer::framework))
 }
 

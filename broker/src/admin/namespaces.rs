@@ -6,8 +6,9 @@ use super::params::Params;
 use super::topics::is_system;
 use super::{Answer, Shared};
 use crate::engine::admin::{Answer as Reply, Ask};
-use crate::engine::metadata::NAMESPACE;
+use crate::engine::metadata::{NAMESPACE, TOPIC_POLICIES};
 use crate::engine::name::TopicName;
+use crate::engine::schema::SCHEMA;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
@@ -200,6 +201,17 @@ impl Shared {
                 Reply::Done | Reply::NoTopic => {}
                 other => return Err(super::target::error(topic, "", other)),
             }
+        }
+        // What was said about topics that never were.
+        let mut kept = self.list(format!("{SCHEMA}{name}/")).await?;
+        for domain in ["persistent", "non-persistent"] {
+            kept.extend(
+                self.list(format!("{TOPIC_POLICIES}{domain}/{name}/"))
+                    .await?,
+            );
+        }
+        for (key, _) in kept {
+            self.delete(key).await?;
         }
         self.delete(format!("{NAMESPACE}{name}")).await?;
         Ok(())

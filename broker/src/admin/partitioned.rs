@@ -5,8 +5,9 @@ use super::params::Params;
 use super::target::{self, Target};
 use super::topics::exists;
 use super::{Answer, Shared};
+use crate::engine::TOO_MANY;
 use crate::engine::admin::{Answer as Reply, Ask};
-use crate::engine::metadata::{Metadata, PARTITIONED, PartitionedTopic};
+use crate::engine::metadata::{Metadata, PARTITIONED, PartitionedTopic, topic_policies_key};
 use crate::engine::name::{Domain, TopicName};
 use axum::Router;
 use axum::body::Bytes;
@@ -105,14 +106,57 @@ impl Shared {
             .collect())
     }
 
-    /// Makes the partitions there are not yet. Those of non-persistent topics come with their first client.
-    async fn make_partitions(&self, name: &TopicName, count: u32) -> Result<(), Refusal> {
-        if name.domain() == Domain::NonPersistent {
+    /// Stores a partitioned topic and makes the partitions there are not yet; false if it is not as expected. Those of non-persistent topics
+    /// come with their first client. A stop in between is made good at the next start, a failure with the next request.
+    async fn put_and_make(
+        &self,
+        name: &TopicName,
+        topic: &PartitionedTopic,
+        expected: u64,
+    ) -> Result<bool, Refusal> {
+        let mut topic = topic.clone();
+        topic.unfinished = name.domain() == Domain::Persistent;
+        if !self.put_partitions(name, &topic, expected).await? {
+            return Ok(false);
+        }
+        if topic.unfinished
+            && let Some(stored) = self.partitions(name).await?
+        {
+            self.finish_partitions(name, stored).await?;
+        }
+        Ok(true)
+    }
+
+    /// Makes the missing partitions of a topic that was left unfinished. For who holds `changes`.
+    async fn finish_partitions(&self, name: &TopicName, stored: Partitions) -> Result<(), Refusal> {
+        if !stored.topic.unfinished {
             return Ok(());
         }
-        let partition = |index| TopicName::parse(&format!("{name}-partition-{index}")).ok();
-        let names = (0..count).filter_map(partition).collect();
-        self.create_topics(names, &[]).await.map(drop)
+        self.create_topics(stored.names(name), &[]).await?;
+        let mut topic = stored.topic;
+        topic.unfinished = false;
+        // Whoever changes it otherwise leaves a mark of his own.
+        self.put_partitions(name, &topic, stored.version).await?;
+        Ok(())
+    }
+
+    /// Finishes what a stop of the broker left unfinished. True if nothing is left.
+    pub(super) async fn finish_all(&self) -> Result<bool, Refusal> {
+        let mut all = true;
+        for (key, stored) in self.list(PARTITIONED.to_owned()).await? {
+            if !PartitionedTopic::read(&stored.value).is_some_and(|topic| topic.unfinished) {
+                continue;
+            }
+            let full = key.strip_prefix(PARTITIONED).unwrap_or_default();
+            let Ok(name) = TopicName::parse(&full.replacen('/', "://", 1)) else {
+                continue;
+            };
+            let _one = self.changes.lock().await;
+            if let Some(stored) = self.partitions(&name).await? {
+                all &= self.finish_partitions(&name, stored).await.is_ok();
+            }
+        }
+        Ok(all)
     }
 
     /// Removes a partitioned topic and its partitions.
@@ -145,13 +189,14 @@ impl Shared {
                 Reply::Done | Reply::NoTopic => {}
                 refused => {
                     // Somebody connected in between: the topic stays, without the partitions that are gone by now.
-                    self.put_partitions(name, &partitions.topic, 0).await?;
-                    self.make_partitions(name, partitions.topic.count).await?;
+                    self.put_and_make(name, &partitions.topic, 0).await?;
                     return Err(target::error(partition, "", refused));
                 }
             }
         }
-        Ok(())
+        // What the partitions had in common.
+        self.delete(topic_policies_key(name)).await?;
+        self.forget_schema(name).await
     }
 }
 
@@ -206,6 +251,7 @@ fn wanted(headers: &HeaderMap, bytes: &[u8]) -> Result<PartitionedTopic, Refusal
         // Negative counts are refused like 0.
         count: u32::try_from(count).unwrap_or(0),
         properties,
+        unfinished: false,
     })
 }
 
@@ -237,10 +283,16 @@ async fn create(
     if let Reply::Clients { .. } = shared.ask(&target.name, Ask::Clients).await? {
         return Err(exists());
     }
-    if !shared.put_partitions(&target.name, &topic, 0).await? {
+    if let Some(stored) = shared.partitions(&target.name).await? {
+        shared.finish_partitions(&target.name, stored).await?;
         return Err(exists());
     }
-    shared.make_partitions(&target.name, topic.count).await?;
+    if shared.is_full(&target.name, topic.count).await? {
+        return Err(answer::failed(TOO_MANY));
+    }
+    if !shared.put_and_make(&target.name, &topic, 0).await? {
+        return Err(exists());
+    }
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -271,7 +323,7 @@ async fn update(
     let mut topic = stored.topic.clone();
     topic.count = wanted;
     if !shared
-        .put_partitions(&target.name, &topic, stored.version)
+        .put_and_make(&target.name, &topic, stored.version)
         .await?
     {
         return Ok(answer::reason(
@@ -279,7 +331,6 @@ async fn update(
             "Concurrent modification",
         ));
     }
-    shared.make_partitions(&target.name, wanted).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -303,8 +354,5 @@ async fn remove(State(shared): State<Shared>, target: Target, params: Params) ->
     shared
         .remove_partitioned(name, &partitions, params.flag("force"))
         .await?;
-    if params.flag("deleteSchema") {
-        shared.forget_schema(name).await?;
-    }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

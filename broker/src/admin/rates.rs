@@ -3,6 +3,7 @@
 use super::answer::{self, Refusal, failed, is_name};
 use super::clusters::document as policies;
 use super::namespaces::Policies;
+use super::policies::Policy;
 use super::{Answer, Shared};
 use crate::engine::metadata::{NAMESPACE, RESOURCE_GROUP};
 use crate::store::meta::Versioned;
@@ -15,7 +16,7 @@ use axum::routing::{get, post};
 use serde_json::{Map, Value};
 
 /// Fields as the policies of a namespace name them.
-const PUBLISH_RATES: &str = "publishMaxMessageRate";
+pub(super) const PUBLISH_RATES: &str = "publishMaxMessageRate";
 const GROUP: &str = "resource_group_name";
 /// How often a change is tried again because somebody else changed the same value.
 const TRIES: usize = 16;
@@ -37,7 +38,7 @@ pub(super) fn routes() -> Router<Shared> {
     Router::new()
         .route(
             "/admin/v2/namespaces/{tenant}/{namespace}/publishRate",
-            get(publish_rate)
+            get(show_rate)
                 .post(set_publish_rate)
                 .delete(remove_publish_rate),
         )
@@ -132,7 +133,7 @@ fn object<'a>(body: &'a Value, what: &str) -> Result<&'a Policies, Refusal> {
 
 type Namespace = Path<(String, String)>;
 
-async fn publish_rate(State(shared): State<Shared>, Path((tenant, name)): Namespace) -> Answer {
+async fn show_rate(State(shared): State<Shared>, Path((tenant, name)): Namespace) -> Answer {
     let policies = shared.policies(&tenant, &name).await?;
     let rate = policies
         .get(PUBLISH_RATES)
@@ -140,7 +141,26 @@ async fn publish_rate(State(shared): State<Shared>, Path((tenant, name)): Namesp
     Ok(answer::value(rate.unwrap_or(&Value::Null)))
 }
 
-/// No body, or `null`, removes the rate. A rate that is not given is -1: no limit.
+/// A publish rate in the form that is stored. A number that is not given is -1: no limit.
+fn check_rate(body: &Value) -> Result<Value, Refusal> {
+    let given = object(body, "a publish rate")?;
+    let mut rate = Map::new();
+    for field in PUBLISH_RATE {
+        let value = match given.get(field.0) {
+            Some(value) => number(value, field)?.unwrap_or(0),
+            None => -1,
+        };
+        rate.insert(field.0.to_owned(), Value::from(value));
+    }
+    Ok(Value::Object(rate))
+}
+
+/// The same for a topic's own policy.
+pub(super) fn publish_rate(_: &Policy, body: &Value) -> Result<Value, Refusal> {
+    check_rate(body)
+}
+
+/// No body, or `null`, removes the rate.
 async fn set_publish_rate(
     State(shared): State<Shared>,
     Path((tenant, name)): Namespace,
@@ -148,19 +168,9 @@ async fn set_publish_rate(
     bytes: Bytes,
 ) -> Answer {
     let body = answer::body(&headers, &bytes)?;
-    let rate = if body.is_null() {
-        None
-    } else {
-        let given = object(&body, "a publish rate")?;
-        let mut rate = Map::new();
-        for field in PUBLISH_RATE {
-            let value = match given.get(field.0) {
-                Some(value) => number(value, field)?.unwrap_or(0),
-                None => -1,
-            };
-            rate.insert(field.0.to_owned(), Value::from(value));
-        }
-        Some(Value::Object(rate))
+    let rate = match body {
+        Value::Null => None,
+        body => Some(check_rate(&body)?),
     };
     store_rate(&shared, &tenant, &name, rate).await
 }

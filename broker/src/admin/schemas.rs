@@ -4,9 +4,10 @@
 use super::answer::{self, Refusal};
 use super::params::Params;
 use super::{Answer, Shared};
+use crate::engine::metadata::TOPIC_POLICIES;
 use crate::engine::name::TopicName;
 use crate::engine::schema::{
-    Put, Schema, SchemaError, SchemaId, SchemaPolicy, SchemaType, StoredSchema, Versions,
+    Put, Schema, SchemaError, SchemaId, SchemaRules, SchemaType, StoredSchema, Strategy, Versions,
 };
 use axum::Router;
 use axum::body::Bytes;
@@ -74,9 +75,18 @@ impl Shared {
         Ok(())
     }
 
-    async fn schema_policy(&self, namespace: &str) -> Result<SchemaPolicy, Refusal> {
-        let stored = self.namespace(namespace).await?.unwrap_or_default();
-        Ok(SchemaPolicy::read(&Value::Object(stored)))
+    /// What its topic says, else its namespace, else the broker.
+    async fn strategy(&self, found: &Found) -> Result<Strategy, Refusal> {
+        let key = format!("{TOPIC_POLICIES}persistent/{}", found.id.as_str());
+        let own = self.policies_of_topic(key).await?;
+        let own = own.get("schemaCompatibilityStrategy");
+        if let Some(own) = own.and_then(Value::as_str).and_then(Strategy::from_name) {
+            return Ok(own);
+        }
+        let stored = self.namespace(&found.namespace).await?.unwrap_or_default();
+        let rules = SchemaRules::read(&Value::Object(stored));
+        let default = self.settings().schema_compatibility_strategy;
+        Ok(rules.or(default.into()).strategy)
     }
 }
 
@@ -168,7 +178,7 @@ async fn add(
     let schema = given(&headers, &bytes)?;
     for _ in 0..TRIES {
         let mut found = shared.schema(&path).await?;
-        let strategy = shared.schema_policy(&found.namespace).await?.strategy;
+        let strategy = shared.strategy(&found).await?;
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
@@ -221,7 +231,7 @@ async fn compatibility(
 ) -> Answer {
     let schema = given(&headers, &bytes)?;
     let found = shared.schema(&path).await?;
-    let strategy = shared.schema_policy(&found.namespace).await?.strategy;
+    let strategy = shared.strategy(&found).await?;
     let checked = schema.validate();
     match checked.and_then(|()| found.versions.check(&schema, strategy)) {
         Ok(()) => {

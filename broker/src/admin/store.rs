@@ -27,11 +27,20 @@ impl From<StoreError> for Refusal {
             StoreError::Meta(error @ (MetaError::Backpressure | MetaError::Closed)) => {
                 answer::reason(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
             }
+            StoreError::Meta(error @ MetaError::TooLarge { .. }) => {
+                answer::reason(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string())
+            }
+            StoreError::Meta(error @ MetaError::Conflict { .. }) => {
+                answer::reason(StatusCode::CONFLICT, &error.to_string())
+            }
             StoreError::Meta(error) => answer::internal(&error.to_string()),
-            StoreError::Late => answer::internal(&format!(
-                "the change was not stored and taken over by every core within {} s; see GET /admin/v2/brokers/health",
-                LIMIT.as_secs()
-            )),
+            StoreError::Late => answer::reason(
+                StatusCode::GATEWAY_TIMEOUT,
+                &format!(
+                    "the change was not stored and taken over by every core within {} s; see GET /admin/v2/brokers/health",
+                    LIMIT.as_secs()
+                ),
+            ),
         };
         response.into()
     }

@@ -155,6 +155,10 @@ pub(super) fn error(name: &TopicName, subscription: &str, reply: Reply) -> Refus
             &format!("Subscription {subscription} not found for topic {name}"),
         ),
         Reply::Failed(text) => answer::internal(&text),
+        Reply::NotAllowed(text) => answer::reason(StatusCode::METHOD_NOT_ALLOWED, &text),
+        Reply::TooLarge(text) => answer::reason(StatusCode::PAYLOAD_TOO_LARGE, &text),
+        Reply::Crowded(text) => answer::reason(StatusCode::SERVICE_UNAVAILABLE, &text),
+        Reply::Conflict(text) => answer::reason(StatusCode::CONFLICT, &text),
         Reply::Busy { subscription } => answer::reason(
             StatusCode::CONFLICT,
             &format!(

@@ -13,6 +13,7 @@ use vela_limiter::Throttle;
 
 /// A broker without threads: metadata in memory, an engine whose disk is done at once, and a sample that tests change.
 pub(super) struct Fake {
+    settings: Arc<Settings>,
     sample: Mutex<Sample>,
     meta: Mutex<MemoryMeta>,
     pub(super) engine: Mutex<Engine>,
@@ -69,7 +70,20 @@ impl Fake {
             for (shard, chunk) in writes.iter().filter(|_| durable) {
                 engine.durable(*shard, chunk.seq(), NOW);
             }
-            if !more && (writes.is_empty() || !durable) {
+            let requests = std::mem::take(&mut engine.effects().metadata);
+            for request in &requests {
+                let mut meta = self.meta.lock().unwrap();
+                let done = match &request.value {
+                    Some(value) => meta
+                        .put(&request.key, value.clone(), request.expected)
+                        .is_ok(),
+                    None => meta.delete(&request.key, request.expected).is_ok(),
+                };
+                drop(meta);
+                engine.metadata_changed(&request.key, request.value.as_ref());
+                engine.metadata_done(request.token, Ok(done), NOW);
+            }
+            if !more && requests.is_empty() && (writes.is_empty() || !durable) {
                 return;
             }
         }
@@ -85,7 +99,7 @@ impl Broker for Fake {
         let found = self.meta.lock().unwrap().list("config/").unwrap();
         let text = |value: &Bytes| String::from_utf8(value.to_vec()).unwrap();
         Configuration {
-            settings: Arc::new(Settings::default()),
+            settings: Arc::clone(&self.settings),
             overrides: found
                 .iter()
                 .map(|(key, found)| (key["config/".len()..].to_owned(), text(&found.value)))
@@ -175,15 +189,73 @@ impl Got {
 }
 
 impl Http {
+    /// Changes metadata from outside.
+    pub(super) fn put_metadata(&self, key: &str, value: &str) {
+        let request = MetaRequest::Put {
+            key: key.to_owned(),
+            value: Bytes::copy_from_slice(value.as_bytes()),
+            expected: None,
+        };
+        self.fake
+            .metadata(request, Box::new(|done| drop(done.unwrap())));
+    }
+
+    /// Another server on the same broker, as after a restart.
+    pub(super) fn again(&self) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let fake = Arc::clone(&self.fake);
+        let broker = Arc::clone(&fake) as Arc<dyn Broker>;
+        let server = start_with(listener, broker, cores::LIMIT).unwrap();
+        Self {
+            fake,
+            port,
+            _server: server,
+        }
+    }
+
+    /// Waits for a state.
+    pub(super) fn until(&self, reached: impl Fn() -> bool) {
+        let end = std::time::Instant::now() + Duration::from_secs(30);
+        while !reached() {
+            assert!(std::time::Instant::now() < end, "it never came");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     pub(super) fn new() -> Self {
         Self::with(cores::LIMIT)
     }
 
+    /// With settings.
+    pub(super) fn configured(settings: Settings) -> Self {
+        Self::made(cores::LIMIT, settings)
+    }
+
+    /// A connection.
+    pub(super) fn connect(&self) -> std::net::TcpStream {
+        std::net::TcpStream::connect(("127.0.0.1", self.port)).unwrap()
+    }
+
+    /// Somebody is answered, sooner or later.
+    pub(super) fn is_served(&self) {
+        assert_eq!(
+            self.call("GET", "/admin/v2/brokers/health", "", "").status,
+            200
+        );
+    }
+
     pub(super) fn with(limit: Duration) -> Self {
+        Self::made(limit, Settings::default())
+    }
+
+    fn made(limit: Duration, settings: Settings) -> Self {
         let mut meta = MemoryMeta::default();
         meta.put("namespace/t/n", Bytes::from_static(b"{\"x\":1}"), None)
             .unwrap();
         let fake = Arc::new(Fake {
+            settings: Arc::new(settings),
             sample: Mutex::new(Sample {
                 ready: true,
                 cores: vec![CoreSample::default(), CoreSample::default()],

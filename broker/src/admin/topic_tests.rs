@@ -258,9 +258,204 @@ fn names_and_properties_are_bounded() {
     let properties = format!("{TOPIC}/properties");
     let value = "v".repeat(600_000);
     http.is_status("PUT", &properties, &format!(r#"{{"a":"{value}"}}"#), 204);
-    http.is_status("PUT", &properties, &format!(r#"{{"b":"{value}"}}"#), 500);
+    http.is_status("PUT", &properties, &format!(r#"{{"b":"{value}"}}"#), 413);
     // The same again is no more than there was.
     http.is_status("PUT", &properties, &format!(r#"{{"a":"{value}"}}"#), 204);
     http.is_status("DELETE", &format!("{properties}?key=a"), "", 204);
     http.is_status("PUT", &properties, &format!(r#"{{"b":"{value}"}}"#), 204);
+}
+
+#[test]
+fn a_topic_has_policies_of_its_own() {
+    let http = http();
+    let at = |policy: &str| format!("{TOPIC}/{policy}");
+    http.is_status("GET", &at("maxProducers"), "", 404);
+    http.is_status("POST", &at("maxProducers"), "5", 404);
+    http.is_status("PUT", TOPIC, "", 204);
+    let policies = [
+        (
+            "publishRate",
+            204,
+            r#"{"publishThrottlingRateInMsg":1000,"publishThrottlingRateInByte":-1}"#,
+        ),
+        ("deduplicationEnabled", 200, "true"),
+        (
+            "delayedDelivery",
+            200,
+            r#"{"active":true,"maxDeliveryDelayInMillis":0,"tickTime":1000}"#,
+        ),
+        (
+            "inactiveTopicPolicies",
+            200,
+            r#"{"inactiveTopicDeleteMode":"delete_when_no_subscriptions","maxInactiveDurationSeconds":600,"deleteWhileInactive":true}"#,
+        ),
+        ("maxProducers", 200, "100"),
+        ("maxConsumers", 200, "100"),
+        ("maxConsumersPerSubscription", 204, "100"),
+        ("maxSubscriptionsPerTopic", 204, "100"),
+        ("maxMessageSize", 204, "100"),
+        (
+            "autoSubscriptionCreation",
+            200,
+            r#"{"allowAutoSubscriptionCreation":true}"#,
+        ),
+    ];
+    for (policy, unset, body) in policies {
+        assert_eq!(http.is_status("GET", &at(policy), "", unset), "");
+        http.is_status("POST", &at(policy), body, 204);
+        let stored = http.value(&at(policy));
+        assert_eq!(stored, serde_json::from_str::<Value>(body).unwrap());
+        http.is_status("DELETE", &at(policy), "", 204);
+        assert_eq!(http.is_status("GET", &at(policy), "", unset), "");
+        http.is_status("DELETE", &at(policy), "", 204);
+    }
+    http.is_status("POST", &at("maxProducers"), "-1", 412);
+    http.is_status("POST", &at("maxMessageSize"), "99999999", 412);
+    http.is_status("POST", &at("maxMessageSize"), "-1", 412);
+    http.is_status(
+        "PUT",
+        &at("schemaCompatibilityStrategy"),
+        r#""BACKWARD""#,
+        204,
+    );
+    assert_eq!(http.value(&at("schemaCompatibilityStrategy")), "BACKWARD");
+    assert_eq!(http.value(&at("schemaValidationEnforced")), false);
+    assert_eq!(
+        http.value(&at("subscriptionTypesEnabled")),
+        serde_json::json!([])
+    );
+    http.is_status(
+        "POST",
+        &at("subscriptionTypesEnabled"),
+        r#"["Shared","Exclusive"]"#,
+        204,
+    );
+    assert_eq!(
+        http.value(&at("subscriptionTypesEnabled")),
+        serde_json::json!(["Exclusive", "Shared"])
+    );
+    http.is_status("DELETE", &at("policies"), "", 204);
+    assert_eq!(
+        http.is_status("GET", &at("schemaCompatibilityStrategy"), "", 200),
+        ""
+    );
+    // What nothing goes by yet.
+    for policy in ["retention", "compactionThreshold", "persistence"] {
+        http.is_status("POST", &at(policy), "1", 501);
+        http.is_status("GET", &at(policy), "", 501);
+    }
+}
+
+#[test]
+fn what_counts_is_the_topics_word_then_the_namespaces_then_the_brokers() {
+    let http = http();
+    let at = |policy: &str| format!("{TOPIC}/{policy}?applied=true");
+    http.is_status("PUT", TOPIC, "", 204);
+    assert_eq!(http.value(&at("maxConsumers")), 0);
+    assert_eq!(http.value(&at("deduplicationEnabled")), false);
+    assert_eq!(http.value(&at("schemaCompatibilityStrategy")), "FULL");
+    assert_eq!(
+        http.value(&at("delayedDelivery")),
+        serde_json::json!({"tickTime": 1000, "active": true, "maxDeliveryDelayInMillis": 0})
+    );
+    assert_eq!(
+        http.value(&at("inactiveTopicPolicies")),
+        serde_json::json!({
+            "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+            "maxInactiveDurationSeconds": 60, "deleteWhileInactive": true,
+        })
+    );
+    for policy in ["publishRate", "maxMessageSize", "maxSubscriptionsPerTopic"] {
+        http.is_status("GET", &at(policy), "", 204);
+    }
+    let namespace = "/admin/v2/namespaces/t/n/maxConsumersPerTopic";
+    http.is_status("POST", namespace, "7", 204);
+    assert_eq!(http.value(&at("maxConsumers")), 7);
+    http.is_status("POST", &format!("{TOPIC}/maxConsumers"), "3", 204);
+    assert_eq!(http.value(&at("maxConsumers")), 3);
+    assert_eq!(http.value(&format!("{TOPIC}/maxConsumers")), 3);
+}
+
+/// Partitions have the policies of their topic; they go with it, whether it is one topic or many.
+#[test]
+fn policies_and_schemas_go_with_their_topic() {
+    let http = http();
+    let schema = r#"{"type":"STRING","schema":"","properties":{}}"#;
+    let schemas = "/admin/v2/schemas/t/n/x/schema";
+    let partitions = format!("{TOPIC}/partitions");
+    for (make, body, delete, topic) in [
+        (TOPIC, "", TOPIC, TOPIC.to_owned()),
+        (
+            &*partitions,
+            "2",
+            &*partitions,
+            format!("{TOPIC}-partition-1"),
+        ),
+    ] {
+        http.is_status("PUT", make, body, 204);
+        http.is_status("POST", &format!("{topic}/maxProducers"), "9", 204);
+        assert_eq!(http.value(&format!("{TOPIC}/maxProducers")), 9);
+        http.is_status("POST", schemas, schema, 200);
+        http.is_status("DELETE", delete, "", 204);
+        http.is_status("GET", schemas, "", 404);
+        http.is_status("PUT", make, body, 204);
+        assert_eq!(
+            http.is_status("GET", &format!("{TOPIC}/maxProducers"), "", 200),
+            ""
+        );
+        http.is_status("DELETE", delete, "", 204);
+    }
+    // A schema may be there before its topic.
+    http.is_status("POST", schemas, schema, 200);
+    http.is_status("DELETE", "/admin/v2/namespaces/t/n", "", 204);
+    http.is_status("PUT", "/admin/v2/namespaces/t/n", "", 204);
+    http.is_status("GET", schemas, "", 404);
+}
+
+#[test]
+fn a_namespace_has_no_more_topics_than_it_may() {
+    let http = http();
+    let at = |topic: &str| format!("/admin/v2/persistent/t/n/{topic}");
+    http.is_status(
+        "POST",
+        "/admin/v2/namespaces/t/n/maxTopicsPerNamespace",
+        "2",
+        204,
+    );
+    http.is_status("PUT", &at("p/partitions"), "3", 412);
+    http.is_status("PUT", &at("p/partitions"), "2", 204);
+    http.is_status("PUT", &at("p/partitions"), "2", 409);
+    let body = http.is_status("PUT", &at("x"), "", 409);
+    assert!(
+        body.contains("Exceed maximum number of topics in namespace."),
+        "{body}"
+    );
+    http.is_status("PUT", "/admin/v2/non-persistent/t/n/x", "", 204);
+    http.is_status("PUT", "/admin/v2/non-persistent/t/n/y/partitions", "3", 412);
+    http.is_status("DELETE", &at("p/partitions"), "", 204);
+    http.is_status("PUT", &at("x"), "", 204);
+}
+
+/// The broker ended after the first of three partitions: the next start makes the others, and so does whoever asks again.
+#[test]
+fn partitions_that_were_left_unmade_are_made() {
+    let http = http();
+    let key = "partitioned/persistent/t/n/x";
+    let value = r#"{"partitions":3,"properties":{"a":"b"},"unfinished":true}"#;
+    let topics = || {
+        http.value("/admin/v2/persistent/t/n")
+            .as_array()
+            .unwrap()
+            .len()
+    };
+    http.put_metadata(key, value);
+    http.is_status("PUT", &format!("{TOPIC}-partition-0"), "", 204);
+    assert_eq!(topics(), 1);
+    http.is_status("PUT", &format!("{TOPIC}/partitions"), "3", 409);
+    assert_eq!(topics(), 3);
+    assert_eq!(http.value(&format!("{TOPIC}/properties"))["a"], "b");
+    http.is_status("DELETE", &format!("{TOPIC}-partition-2"), "", 204);
+    http.put_metadata(key, value);
+    let again = http.again();
+    again.until(|| topics() == 3);
 }

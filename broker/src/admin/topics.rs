@@ -4,8 +4,10 @@ use super::answer::{self, Refusal};
 use super::params::Params;
 use super::target::{Place, Target};
 use super::{Answer, Shared};
+use crate::engine::TOO_MANY;
 use crate::engine::admin::{Answer as Reply, Ask};
-use crate::engine::name::Domain;
+use crate::engine::name::{Domain, TopicName};
+use crate::engine::watch::is_system_topic;
 use crate::store::log::Position;
 use axum::Router;
 use axum::body::Bytes;
@@ -56,6 +58,35 @@ async fn list_partitioned(State(shared): State<Shared>, place: Place) -> Answer 
     Ok(answer::value(&Value::from(names.await?)))
 }
 
+impl Shared {
+    /// Would the namespace of a topic have too many with so many more? One that is there does not count as one more. Non-persistent topics
+    /// do not count, but partitioned ones are refused like others, as in Pulsar.
+    pub(super) async fn is_full(&self, name: &TopicName, more: u32) -> Result<bool, Refusal> {
+        let namespace = self.namespace(name.namespace()).await?.unwrap_or_default();
+        let limit = namespace.get("max_topics_per_namespace");
+        let limit = limit
+            .and_then(Value::as_u64)
+            .unwrap_or_else(|| self.settings().max_topics_per_namespace);
+        if limit == 0
+            || is_system_topic(name.local())
+            || name.domain() == Domain::NonPersistent && more == 1
+        {
+            return Ok(false);
+        }
+        let topics = self.topics_of(name.namespace()).await?;
+        if topics.iter().any(|topic| topic == name.as_str()) {
+            return Ok(false);
+        }
+        let local = |topic: &str| topic.rsplit('/').next().map(str::to_owned);
+        let counted = topics
+            .iter()
+            .filter(|topic| topic.starts_with("persistent://"))
+            .filter(|topic| !local(topic).is_some_and(|local| is_system_topic(&local)));
+        let after = counted.count() as u64 + u64::from(more);
+        Ok(after > limit)
+    }
+}
+
 pub(super) fn exists() -> Refusal {
     answer::reason(StatusCode::CONFLICT, "This topic already exists").into()
 }
@@ -92,6 +123,10 @@ async fn create(
             Some(_) => {}
         }
     }
+    if name.partition() < 0 && shared.is_full(name, 1).await? {
+        // 409 here, as in Pulsar.
+        return Ok(answer::reason(StatusCode::CONFLICT, TOO_MANY));
+    }
     let before = shared
         .create_topics(vec![name.clone()], &properties)
         .await?;
@@ -111,12 +146,8 @@ async fn remove(State(shared): State<Shared>, target: Target, params: Params) ->
     }
     let force = params.flag("force");
     match shared.ask(name, Ask::Delete { force }).await? {
-        Reply::Done => {
-            if params.flag("deleteSchema") {
-                shared.forget_schema(name).await?;
-            }
-            Ok(StatusCode::NO_CONTENT.into_response())
-        }
+        // Its schemas and its policies have gone with it, whatever `deleteSchema` says, as in Pulsar.
+        Reply::Done => Ok(StatusCode::NO_CONTENT.into_response()),
         // As Pulsar has it: nothing is stored of such a topic that could be missing.
         Reply::NoTopic if name.domain() == Domain::NonPersistent => {
             Ok(StatusCode::NO_CONTENT.into_response())

@@ -9,7 +9,10 @@ mod resolve;
 mod value;
 
 pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
-pub use value::{BufferSize, CorePorts, LogFormat, LogLevel, Switch, Sync, TopicType, Value};
+pub use value::{
+    BufferSize, CacheSize, CorePorts, InactiveTopicMode, LogFormat, LogLevel, SchemaStrategy,
+    Switch, Sync, TopicType, Value,
+};
 
 use vela_limiter::Mode;
 
@@ -132,6 +135,22 @@ settings! {
     web_service_port: u16 = 8080,
     "webServicePort" in 0..=65535 aka "web-port";
 
+    /// HTTP connections that are served at once. Further ones wait to be accepted.
+    max_http_server_connections: u64 = 2048,
+    "maxHttpServerConnections" in 1..=1000000 as "connections";
+
+    /// How long an HTTP connection may be idle, and how long the headers of a request, its body, or reading a part of the answer may take.
+    http_server_idle_timeout: u64 = 30_000,
+    "httpServerIdleTimeout" in 100..=86400000 as "milliseconds";
+
+    /// Largest headers of an HTTP request.
+    http_max_request_header_size: u64 = 8192,
+    "httpMaxRequestHeaderSize" in 8192..=1048576 as "bytes";
+
+    /// Largest body of an HTTP request. All bodies at once take at most 64 MiB.
+    http_max_request_size: u64 = 1_048_576,
+    "httpMaxRequestSize" in 1024..=67108864 as "bytes";
+
     /// Address that both ports listen on.
     bind_address: String = "0.0.0.0".to_owned(),
     "bindAddress" aka "bind";
@@ -212,7 +231,7 @@ settings! {
     max_concurrent_non_persistent_message_per_connection: u64 = 1000,
     "maxConcurrentNonPersistentMessagePerConnection" in 0..=10000000 as "messages", dynamic;
 
-    /// Delete topics that nobody uses. In this version: non-persistent ones, when they have neither producers nor subscriptions.
+    /// Delete topics that nobody uses, unless a policy of their own or of their namespace says otherwise.
     broker_delete_inactive_topics_enabled: bool = true,
     "brokerDeleteInactiveTopicsEnabled", dynamic;
 
@@ -223,6 +242,10 @@ settings! {
     /// How long a topic must have been unused to be deleted. 0: brokerDeleteInactiveTopicsFrequencySeconds.
     broker_delete_inactive_topics_max_inactive_duration_seconds: u64 = 0,
     "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds" in 0..=31536000 as "seconds", dynamic;
+
+    /// Which topics nobody uses, of those without producers and consumers.
+    broker_delete_inactive_topics_mode: InactiveTopicMode = InactiveTopicMode::NoSubscriptions,
+    "brokerDeleteInactiveTopicsMode", dynamic;
 
     /// Create a topic when a client first names it.
     allow_auto_topic_creation: bool = true,
@@ -280,8 +303,8 @@ settings! {
     managed_ledger_max_size_per_ledger_mbytes: u64 = 2048,
     "managedLedgerMaxSizePerLedgerMbytes" in 1..=1048576 as "MiB";
 
-    /// Memory of the whole broker that caches log chunks for reads.
-    managed_ledger_cache_size_mb: u64 = 64,
+    /// Memory of the whole broker that caches log chunks for reads; while bufferMemory is short it gives way. auto: a fifth of bufferMemory, at most 64.
+    managed_ledger_cache_size_mb: CacheSize = CacheSize::Auto,
     "managedLedgerCacheSizeMB" in 1..=1048576 as "MiB";
 
     /// Accepted for compatibility, without effect: the cache holds chunks of the log as they were written or read back, never slices of receive memory, so there is nothing that a copy would free.
@@ -323,6 +346,14 @@ settings! {
     /// Subscriptions that one topic may have, unless a policy says otherwise. 0: no limit.
     max_subscriptions_per_topic: u64 = 0,
     "maxSubscriptionsPerTopic" in 0..=10000000 as "subscriptions", dynamic;
+
+    /// Topics that one namespace may have, unless a policy says otherwise: persistent ones, every partition counts. 0: no limit.
+    max_topics_per_namespace: u64 = 0,
+    "maxTopicsPerNamespace" in 0..=10000000 as "topics", dynamic;
+
+    /// Which schemas of a topic may follow one another, unless a policy says otherwise.
+    schema_compatibility_strategy: SchemaStrategy = SchemaStrategy::Full,
+    "schemaCompatibilityStrategy";
 
     /// Refuse producers that do not encrypt, and messages that are not encrypted, on every topic.
     encryption_require_on_producer: bool = false,
@@ -463,7 +494,7 @@ settings! {
     in_progress_request_frame_memory_limit_enabled: Mode = Mode::Auto,
     "inProgressRequestFrameMemoryLimitEnabled", dynamic;
 
-    /// From 75 % of that limit, stop connections that retain more than their share of it before all others; and where several connections publish, let none have more than its share of 3 MiB per core unanswered.
+    /// From 75 % of that limit, stop connections that retain more than their share of it before all others; and where several connections publish, let none have more than its share of 2 MiB per core unanswered.
     memory_fairness: Switch = Switch::On,
     "memoryFairness";
 

@@ -1,5 +1,7 @@
 //! The types a setting can have, and how their values are written.
 
+use crate::engine::schema::Strategy;
+
 /// A type of setting: text to value and back.
 pub trait Value: Sized {
     /// The value that `text` says, or `None` if it is not one of the allowed ones.
@@ -107,10 +109,10 @@ macro_rules! choices {
 
         impl Value for $name {
             fn parse(text: &str, _: Option<(u64, u64)>) -> Option<Self> {
-                match text.to_ascii_lowercase().as_str() {
-                    $($text => Some(Self::$variant),)+
-                    _ => None,
-                }
+                $(if text.eq_ignore_ascii_case($text) {
+                    return Some(Self::$variant);
+                })+
+                None
             }
 
             fn show(&self) -> String {
@@ -131,6 +133,74 @@ choices! {
         NonPartitioned = "non-partitioned",
         /// A topic of `defaultNumPartitions` partitions.
         Partitioned = "partitioned",
+    }
+}
+
+choices! {
+    /// Which topics that nobody uses are deleted.
+    InactiveTopicMode {
+        /// Those without subscriptions.
+        NoSubscriptions = "delete_when_no_subscriptions",
+        /// Those whose subscriptions have no backlog.
+        CaughtUp = "delete_when_subscriptions_caught_up",
+    }
+}
+
+choices! {
+    /// Which schemas of a topic may follow one another.
+    SchemaStrategy {
+        /// As FULL.
+        Undefined = "UNDEFINED",
+        /// None.
+        AlwaysIncompatible = "ALWAYS_INCOMPATIBLE",
+        /// Any.
+        AlwaysCompatible = "ALWAYS_COMPATIBLE",
+        /// The new one reads what the last one wrote.
+        Backward = "BACKWARD",
+        /// The last one reads what the new one writes.
+        Forward = "FORWARD",
+        /// Both.
+        Full = "FULL",
+        /// The new one reads what any one before wrote.
+        BackwardTransitive = "BACKWARD_TRANSITIVE",
+        /// Every one before reads what the new one writes.
+        ForwardTransitive = "FORWARD_TRANSITIVE",
+        /// Both.
+        FullTransitive = "FULL_TRANSITIVE",
+    }
+}
+
+impl SchemaStrategy {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Strategy::from(self).name()
+    }
+}
+
+impl From<SchemaStrategy> for Strategy {
+    fn from(setting: SchemaStrategy) -> Self {
+        match setting {
+            SchemaStrategy::AlwaysIncompatible => Strategy::AlwaysIncompatible,
+            SchemaStrategy::AlwaysCompatible => Strategy::AlwaysCompatible,
+            SchemaStrategy::Backward => Strategy::Backward,
+            SchemaStrategy::Forward => Strategy::Forward,
+            SchemaStrategy::Undefined | SchemaStrategy::Full => Strategy::Full,
+            SchemaStrategy::BackwardTransitive => Strategy::BackwardTransitive,
+            SchemaStrategy::ForwardTransitive => Strategy::ForwardTransitive,
+            SchemaStrategy::FullTransitive => Strategy::FullTransitive,
+        }
+    }
+}
+
+impl InactiveTopicMode {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            InactiveTopicMode::NoSubscriptions => "delete_when_no_subscriptions",
+            InactiveTopicMode::CaughtUp => "delete_when_subscriptions_caught_up",
+        }
     }
 }
 
@@ -222,6 +292,35 @@ impl Value for BufferSize {
 
     fn allowed(_: Option<(u64, u64)>) -> String {
         "auto, or a whole number; 0 or less turns it off".to_owned()
+    }
+}
+
+/// A size that follows from another one unless it is set, in MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheSize {
+    /// It follows from other settings.
+    Auto,
+    /// So many MiB.
+    MiB(u64),
+}
+
+impl Value for CacheSize {
+    fn parse(text: &str, range: Option<(u64, u64)>) -> Option<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "" | "auto" => Some(Self::Auto),
+            _ => u64::parse(text, range).map(Self::MiB),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Auto => "auto".to_owned(),
+            Self::MiB(size) => size.to_string(),
+        }
+    }
+
+    fn allowed(range: Option<(u64, u64)>) -> String {
+        format!("auto, or {}", u64::allowed(range))
     }
 }
 

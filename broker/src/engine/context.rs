@@ -10,6 +10,7 @@ use vela_limiter::HoldCounts;
 use super::admin::{Answer, Asker};
 use super::message::{CoreId, Message, TerminateError};
 use super::metadata::Metadata;
+use super::name::TopicName;
 use super::settings::{ServiceAddress, Settings};
 use super::time::Now;
 use super::watch::WatchIndex;
@@ -123,6 +124,8 @@ pub struct Context {
     pub accounting: Option<Arc<dyn Accounting>>,
     /// Counters.
     pub counters: Counters,
+    /// Units that commands which cost much may still use in this turn.
+    pub(super) turn_units: u32,
     /// Policies changed: rates are to be taken over at the end of the turn.
     pub(super) policies_changed: bool,
     /// Who wants to hear of new and deleted topics.
@@ -162,9 +165,10 @@ impl Publishers {
     }
 }
 
-/// Bytes of unanswered SENDs that the publishing connections of a core share, if there are several: what keeps a lane's storage busy
-/// (two writes of a chunk each, and the chunk that fills meanwhile). More would only make everybody wait longer.
-const SHARED_BYTES: u64 = 3 << 20;
+/// Bytes of unanswered SENDs that the publishing connections of a core share, if there are several: two chunks, one that is written and
+/// one that fills meanwhile. More would only make everybody wait longer: with three, a small message beside a flood of 1 MiB ones waited
+/// twice as long, for a fifth more of the flood.
+const SHARED_BYTES: u64 = 2 << 20;
 
 impl Context {
     /// Bytes of unanswered SENDs above which a connection waits for its own, so that those of others do not wait behind them.
@@ -194,6 +198,19 @@ impl Context {
             || settings.broker_publisher_throttling_max_message_rate > 0
             || settings.broker_publisher_throttling_max_byte_rate > 0
             || self.metadata.has_rates();
+    }
+
+    /// May a subscription of this topic appear on first use?
+    pub(super) fn auto_subscriptions(&self, topic: &TopicName) -> bool {
+        let own = self.metadata.topic_policy(topic);
+        let own = own.and_then(|own| own.auto_subscriptions);
+        let namespace = || {
+            self.metadata
+                .namespace(topic.namespace())?
+                .auto_subscriptions
+        };
+        own.or_else(namespace)
+            .unwrap_or(self.settings.allow_auto_subscription_creation)
     }
 
     /// The core that a shard lives on.

@@ -363,6 +363,15 @@ pub enum Message {
         persistent: bool,
         non_persistent: bool,
     },
+    /// How many topics of a namespace another core has now.
+    TopicCount {
+        /// Who.
+        from: CoreId,
+        /// The namespace.
+        namespace: String,
+        /// Its persistent topics there.
+        count: u32,
+    },
     /// One watcher more, or less, of the persistent topics of a namespace: a core wants a [`Message::TopicChanged`] for each change.
     WatchTopics {
         core: CoreId,
@@ -490,6 +499,8 @@ pub enum Message {
         request_id: u64,
         topic: TopicName,
         exists: bool,
+        /// Its namespace has no room for the partitions that a first use would make.
+        full: bool,
     },
     /// Answer to [`Message::ListTopics`].
     Topics {

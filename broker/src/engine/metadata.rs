@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
+use super::message::SubType;
 use super::name::TopicName;
-use super::schema::SchemaPolicy;
+use super::schema::{SchemaId, SchemaRules, Strategy};
 
 /// Keys of namespaces: `namespace/TENANT/NAMESPACE`.
 pub const NAMESPACE: &str = "namespace/";
@@ -15,6 +16,14 @@ pub const PARTITIONED: &str = "partitioned/";
 /// Keys of topics' own policies: `topic-policies/DOMAIN/TENANT/NAMESPACE/TOPIC`, a JSON document with Pulsar's names. The partitions of a topic
 /// share those of its base name.
 pub const TOPIC_POLICIES: &str = "topic-policies/";
+
+/// The key of a topic's own policies.
+pub fn topic_policies_key(name: &TopicName) -> String {
+    format!("{TOPIC_POLICIES}{}", strip_scheme(name.base()))
+}
+
+/// The mode of inactive topics in which subscriptions without backlog do not keep a topic.
+const CAUGHT_UP: &str = "delete_when_subscriptions_caught_up";
 
 /// Keys of resource groups: `resource-group/NAME`, a JSON document.
 pub const RESOURCE_GROUP: &str = "resource-group/";
@@ -26,6 +35,17 @@ pub struct Rate {
     pub messages: u64,
     /// Bytes per second.
     pub bytes: u64,
+}
+
+/// Which topics go that nobody uses, and when.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub struct InactivePolicy {
+    /// They go at all.
+    pub delete: bool,
+    /// Those too whose subscriptions have no backlog; else only those without subscriptions.
+    pub caught_up: bool,
+    /// After how long, milliseconds.
+    pub after_ms: u64,
 }
 
 /// What the engine reads of a namespace's policies.
@@ -56,17 +76,29 @@ pub struct NamespacePolicy {
     /// How exactly, milliseconds.
     pub delayed_delivery_tick_ms: Option<u64>,
     /// Which schemas its topics take.
-    pub schema: SchemaPolicy,
+    pub schema: SchemaRules,
+    /// Subscriptions appear on first use.
+    pub auto_subscriptions: Option<bool>,
+    /// Types that subscriptions may have; none = all.
+    pub subscription_types: SubTypes,
+    /// Topics; 0 = no limit.
+    pub max_topics: Option<u32>,
+    /// What becomes of topics that nobody uses.
+    pub inactive: Option<InactivePolicy>,
+    /// How long what was acknowledged is to stay, minutes; below 0 = for good.
+    pub retention_minutes: Option<i64>,
 }
 
 /// A partitioned topic as the metadata store has it: the number of partitions in decimal, or a JSON document
-/// `{"partitions":N,"properties":{...}}` if it has properties.
+/// `{"partitions":N,"properties":{...}}` if it has properties, with `"unfinished":true` while its partitions are being made.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PartitionedTopic {
     /// Number of partitions.
     pub count: u32,
     /// Properties that it was given.
     pub properties: BTreeMap<String, String>,
+    /// Not all partitions are made yet that somebody asked for over HTTP.
+    pub unfinished: bool,
 }
 
 impl PartitionedTopic {
@@ -74,8 +106,10 @@ impl PartitionedTopic {
     pub fn read(value: &Bytes) -> Option<PartitionedTopic> {
         let text = std::str::from_utf8(value).ok()?;
         if let Ok(count) = text.parse() {
-            let properties = BTreeMap::new();
-            return Some(PartitionedTopic { count, properties });
+            return Some(PartitionedTopic {
+                count,
+                ..PartitionedTopic::default()
+            });
         }
         let document = document(value);
         let count = document.get("partitions")?.as_u64()?;
@@ -83,6 +117,7 @@ impl PartitionedTopic {
         let properties = properties.into_iter().flatten();
         Some(PartitionedTopic {
             count: u32::try_from(count).ok()?,
+            unfinished: flag(&document, "unfinished").unwrap_or(false),
             properties: properties
                 .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
                 .collect(),
@@ -91,10 +126,15 @@ impl PartitionedTopic {
 
     /// The value to store.
     pub fn write(&self) -> String {
-        if self.properties.is_empty() {
+        if self.properties.is_empty() && !self.unfinished {
             return self.count.to_string();
         }
-        serde_json::json!({ "partitions": self.count, "properties": self.properties }).to_string()
+        let mut document =
+            serde_json::json!({ "partitions": self.count, "properties": self.properties });
+        if self.unfinished {
+            document["unfinished"] = true.into();
+        }
+        document.to_string()
     }
 }
 
@@ -113,6 +153,67 @@ pub struct TopicPolicy {
     pub max_subscriptions: Option<u32>,
     /// Bytes of one entry; 0 = no limit but the broker's.
     pub max_message_size: Option<u32>,
+    /// What becomes of it when nobody uses it.
+    pub inactive: Option<InactivePolicy>,
+    /// Publish rate.
+    pub publish_rate: Option<Rate>,
+    /// Longest delay of a message, milliseconds; 0 = no limit.
+    pub max_delivery_delay_ms: Option<u64>,
+    /// Messages are delayed that want to be.
+    pub delayed_delivery: Option<bool>,
+    /// How exactly, milliseconds.
+    pub delayed_delivery_tick_ms: Option<u64>,
+    /// Which schemas may follow one another.
+    pub schema_strategy: Option<Strategy>,
+    /// Producers without a schema are refused if it has one.
+    pub schema_enforced: Option<bool>,
+    /// Subscriptions appear on first use.
+    pub auto_subscriptions: Option<bool>,
+    /// Types that subscriptions may have; none = what the namespace says.
+    pub subscription_types: SubTypes,
+}
+
+/// Types of subscriptions that are allowed; none at all = no type is forbidden.
+#[derive(Copy, Clone, Default, Eq, PartialEq, Debug)]
+pub struct SubTypes(u8);
+
+impl SubTypes {
+    fn bit(kind: SubType) -> u8 {
+        match kind {
+            SubType::Exclusive => 1,
+            SubType::Shared => 2,
+            SubType::Failover => 4,
+            SubType::KeyShared => 8,
+        }
+    }
+
+    fn read(policies: &serde_json::Value, name: &str) -> SubTypes {
+        let all = [
+            SubType::Exclusive,
+            SubType::Shared,
+            SubType::Failover,
+            SubType::KeyShared,
+        ];
+        let listed = policies.get(name).and_then(serde_json::Value::as_array);
+        let listed = listed
+            .into_iter()
+            .flatten()
+            .filter_map(|kind| kind.as_str());
+        SubTypes(listed.fold(0, |bits, name| {
+            let found = all.into_iter().find(|kind| kind.name() == name);
+            bits | found.map_or(0, SubTypes::bit)
+        }))
+    }
+
+    /// Is a type allowed?
+    pub fn allow(self, kind: SubType) -> bool {
+        self.0 == 0 || self.0 & SubTypes::bit(kind) != 0
+    }
+
+    /// These, or if none are named, others.
+    pub fn or(self, others: SubTypes) -> SubTypes {
+        if self.0 == 0 { others } else { self }
+    }
 }
 
 /// A replica of the metadata store's small tables, kept up to date by change notifications.
@@ -170,7 +271,7 @@ impl Metadata {
         self.namespaces.get(namespace)
     }
 
-    /// Is any namespace limited, by a rate of its own or by its resource group?
+    /// Is any namespace limited, by a rate of its own or by its resource group, or any topic?
     pub fn has_rates(&self) -> bool {
         let limited = |policy: &NamespacePolicy| {
             policy
@@ -178,7 +279,20 @@ impl Metadata {
                 .is_some_and(|rate| rate != Rate::default())
                 || policy.resource_group.is_some()
         };
-        self.namespaces.values().any(limited)
+        let own = |policy: &TopicPolicy| {
+            let rate = policy.publish_rate;
+            rate.is_some_and(|rate| rate != Rate::default())
+        };
+        self.namespaces.values().any(limited) || self.topics.values().any(own)
+    }
+
+    /// Does any policy want topics to go that nobody uses?
+    pub fn has_inactive(&self) -> bool {
+        let wants = |policy: &Option<InactivePolicy>| policy.is_some_and(|policy| policy.delete);
+        self.namespaces
+            .values()
+            .any(|policy| wants(&policy.inactive))
+            || self.topics.values().any(|policy| wants(&policy.inactive))
     }
 
     /// A topic's own policies.
@@ -187,6 +301,20 @@ impl Metadata {
             return None;
         }
         self.topics.get(&strip_scheme(name.base()))
+    }
+
+    /// Which schemas the topics of an id take.
+    pub fn schema_rules(&self, id: &SchemaId) -> SchemaRules {
+        let namespace = id.as_str().rsplit_once('/').map(|(namespace, _)| namespace);
+        let namespace = namespace.and_then(|namespace| self.namespace(namespace));
+        let mut policy = namespace.map(|policy| policy.schema).unwrap_or_default();
+        if !self.topics.is_empty()
+            && let Some(own) = self.topics.get(&format!("persistent/{}", id.as_str()))
+        {
+            policy.strategy = own.schema_strategy.or(policy.strategy);
+            policy.enforced = own.schema_enforced.unwrap_or(policy.enforced);
+        }
+        policy
     }
 
     /// The publish rate of a resource group.
@@ -218,7 +346,14 @@ impl NamespacePolicy {
             .and_then(|rates| rates.as_object());
         let rate = rates.and_then(|rates| rates.values().next());
         NamespacePolicy {
-            schema: SchemaPolicy::read(&policies),
+            schema: SchemaRules::read(&policies),
+            auto_subscriptions: policies
+                .get("autoSubscriptionCreationOverride")
+                .and_then(|policy| flag(policy, "allowAutoSubscriptionCreation")),
+            subscription_types: SubTypes::read(&policies, "subscription_types_enabled"),
+            max_topics: limit(&policies, "max_topics_per_namespace"),
+            inactive: inactive(&policies, "inactive_topic_policies"),
+            retention_minutes: retention(&policies, "retention_policies"),
             publish_rate: rate.map(|rate| {
                 read_rate(
                     rate,
@@ -257,6 +392,7 @@ impl TopicPolicy {
     /// Reads what is understood; a document that is none has no policies.
     fn read(value: &Bytes) -> TopicPolicy {
         let policies = document(value);
+        let delayed = policies.get("delayedDelivery").cloned().unwrap_or_default();
         TopicPolicy {
             deduplication: flag(&policies, "deduplicationEnabled"),
             max_producers: limit(&policies, "maxProducers"),
@@ -264,8 +400,49 @@ impl TopicPolicy {
             max_consumers_per_subscription: limit(&policies, "maxConsumersPerSubscription"),
             max_subscriptions: limit(&policies, "maxSubscriptionsPerTopic"),
             max_message_size: limit(&policies, "maxMessageSize"),
+            inactive: inactive(&policies, "inactiveTopicPolicies"),
+            publish_rate: policies.get("publishRate").map(|rate| {
+                read_rate(
+                    rate,
+                    "publishThrottlingRateInMsg",
+                    "publishThrottlingRateInByte",
+                )
+            }),
+            max_delivery_delay_ms: number(&delayed, "maxDeliveryDelayInMillis"),
+            delayed_delivery: flag(&delayed, "active"),
+            delayed_delivery_tick_ms: number(&delayed, "tickTime").filter(|tick| *tick > 0),
+            schema_strategy: policies
+                .get("schemaCompatibilityStrategy")
+                .and_then(serde_json::Value::as_str)
+                .and_then(Strategy::from_name),
+            schema_enforced: flag(&policies, "schemaValidationEnforced"),
+            auto_subscriptions: policies
+                .get("autoSubscriptionCreation")
+                .and_then(|policy| flag(policy, "allowAutoSubscriptionCreation")),
+            subscription_types: SubTypes::read(&policies, "subscriptionTypesEnabled"),
         }
     }
+}
+
+/// A policy of inactive topics. A mode that is none is the default one.
+fn inactive(policies: &serde_json::Value, name: &str) -> Option<InactivePolicy> {
+    let policy = policies.get(name).filter(|policy| policy.is_object())?;
+    let mode = policy.get("inactiveTopicDeleteMode");
+    let seconds = policy.get("maxInactiveDurationSeconds");
+    let seconds = seconds.and_then(serde_json::Value::as_u64).unwrap_or(0);
+    Some(InactivePolicy {
+        delete: flag(policy, "deleteWhileInactive").unwrap_or(false),
+        caught_up: mode.and_then(serde_json::Value::as_str) == Some(CAUGHT_UP),
+        after_ms: seconds.saturating_mul(1000),
+    })
+}
+
+fn retention(policies: &serde_json::Value, name: &str) -> Option<i64> {
+    policies.get(name)?.get("retentionTimeInMinutes")?.as_i64()
+}
+
+fn number(policies: &serde_json::Value, name: &str) -> Option<u64> {
+    policies.get(name).and_then(serde_json::Value::as_u64)
 }
 
 fn flag(policies: &serde_json::Value, name: &str) -> Option<bool> {
@@ -340,7 +517,11 @@ mod tests {
 
     #[test]
     fn a_partitioned_topic_is_read_as_it_was_written() {
-        for value in ["3", r#"{"partitions":3,"properties":{"a":"b"}}"#] {
+        for value in [
+            "3",
+            r#"{"partitions":3,"properties":{"a":"b"}}"#,
+            r#"{"partitions":3,"properties":{},"unfinished":true}"#,
+        ] {
             let topic = PartitionedTopic::read(&Bytes::from(value)).unwrap();
             assert_eq!((topic.count, topic.write().as_str()), (3, value));
         }

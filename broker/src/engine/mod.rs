@@ -36,8 +36,9 @@ pub use self::session::throttling::ReadRule;
 pub use self::settings::{AutoTopicType, PublishPacing, ServiceAddress, Settings};
 pub use self::time::Now;
 pub use self::topic::Books;
-use self::topic::Topics;
+pub(crate) use self::topic::TOO_MANY;
 pub use self::topic::rates::SharedRates;
+use self::topic::{DELETION_TOKEN, Topics};
 use self::watch::WatchIndex;
 use crate::store::chunk::Chunk;
 use crate::store::log::{Lane, LaneState};
@@ -84,7 +85,7 @@ pub struct EngineStats {
 pub struct BufferMemory {
     /// Log chunks that are not durable, the open ones included.
     pub log: usize,
-    /// Durable chunks kept for reads.
+    /// What is kept only to be quicker: durable chunks for reads, idle blocks for the next ones.
     pub cache: usize,
 }
 
@@ -130,11 +131,13 @@ impl Engine {
                 accounting: None,
                 counters: Counters::default(),
                 policies_changed: true,
+                turn_units: session::turns::UNITS,
                 watch: WatchIndex::default(),
                 local: VecDeque::new(),
             },
         };
         engine.cx.configure(config.settings);
+        engine.topics.tell_counts(&mut engine.cx);
         engine
     }
 
@@ -208,6 +211,12 @@ impl Engine {
         BufferMemory { log, cache }
     }
 
+    /// Buffer memory is short: gives up so many bytes of what it keeps only to be quicker ([`BufferMemory::cache`]), or all of it.
+    pub fn shrink_cache(&mut self, bytes: u64) {
+        self.topics
+            .shrink(usize::try_from(bytes).unwrap_or(usize::MAX));
+    }
+
     /// One frame of a connection that wants frames.
     pub fn frame(&mut self, conn: ConnId, frame: Frame, now: Now) {
         self.sessions.frame(&mut self.cx, conn, frame, now);
@@ -274,6 +283,9 @@ impl Engine {
         if token & registry::TOKEN != 0 {
             return self.schemas.store_done(&mut self.cx, token, result, now);
         }
+        if token & DELETION_TOKEN != 0 {
+            return self.topics.metadata_done(&mut self.cx, token, result, now);
+        }
         self.sessions.metadata_done(&mut self.cx, token, result);
     }
 
@@ -338,8 +350,9 @@ impl Engine {
             self.run_messages(now);
         }
         self.sessions.tell_watchers(&mut self.cx, now);
+        let waits = self.sessions.next_turn(&mut self.cx, now);
         self.topics.end_of_turn(&mut self.cx);
-        more || !self.cx.local.is_empty()
+        more || waits || !self.cx.local.is_empty()
     }
 
     fn run_messages(&mut self, now: Now) {

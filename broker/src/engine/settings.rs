@@ -1,5 +1,7 @@
 //! What the engine needs to know of the configuration. `crate::config` documents each setting for people.
 
+use super::schema::Strategy;
+
 /// Which kind of topic a first use creates.
 #[derive(Copy, Clone, Eq, PartialEq, Debug)]
 pub enum AutoTopicType {
@@ -64,12 +66,14 @@ pub struct Settings {
     pub enable_non_persistent_topics: bool,
     /// Unanswered SENDs of a connection to non-persistent topics beyond which more are dropped.
     pub max_concurrent_non_persistent_message_per_connection: u32,
-    /// Non-persistent topics that nobody uses are forgotten.
+    /// Topics that nobody uses are deleted. Policies win.
     pub broker_delete_inactive_topics_enabled: bool,
     /// How often unused topics are looked for, milliseconds.
     pub broker_delete_inactive_topics_frequency_ms: u64,
     /// How long an unused topic stays, milliseconds; 0 = as long as the time between two looks.
     pub broker_delete_inactive_topics_max_inactive_duration_ms: u64,
+    /// Subscriptions without backlog do not keep a topic.
+    pub broker_delete_inactive_topics_when_caught_up: bool,
     /// Topics appear on first use.
     pub allow_auto_topic_creation: bool,
     /// What appears then.
@@ -104,6 +108,10 @@ pub struct Settings {
     pub max_consumers_per_topic: u32,
     /// The same from one address; 0 = no limit.
     pub max_same_address_consumers_per_topic: u32,
+    /// Which schemas may follow one another. Policies win.
+    pub schema_compatibility_strategy: Strategy,
+    /// Topics of a namespace; 0 = no limit. Policies win.
+    pub max_topics_per_namespace: u32,
     /// Consumers of a subscription at once; 0 = no limit. Policies win.
     pub max_consumers_per_subscription: u32,
     /// Subscriptions of a topic; 0 = no limit. Policies win.
@@ -183,6 +191,7 @@ impl Default for Settings {
             broker_delete_inactive_topics_enabled: true,
             broker_delete_inactive_topics_frequency_ms: 60_000,
             broker_delete_inactive_topics_max_inactive_duration_ms: 0,
+            broker_delete_inactive_topics_when_caught_up: false,
             allow_auto_topic_creation: true,
             allow_auto_topic_creation_type: AutoTopicType::NonPartitioned,
             default_num_partitions: 1,
@@ -200,6 +209,8 @@ impl Default for Settings {
             max_same_address_producers_per_topic: 0,
             max_consumers_per_topic: 0,
             max_same_address_consumers_per_topic: 0,
+            schema_compatibility_strategy: Strategy::Full,
+            max_topics_per_namespace: 0,
             max_consumers_per_subscription: 0,
             max_subscriptions_per_topic: 0,
             encryption_require_on_producer: false,

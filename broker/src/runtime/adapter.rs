@@ -124,6 +124,10 @@ impl CoreEngine for Engine {
         }
     }
 
+    fn shrink_cache(&mut self, bytes: u64) {
+        Engine::shrink_cache(self, bytes);
+    }
+
     fn figures(&self) -> Figures {
         let stats = self.stats();
         Figures {

@@ -117,7 +117,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
     ) -> Self {
         let cores = usize::from(post.cores());
         let looks = Looks::new(setup.intake.frame_timeout_ms);
-        let memory = Memory::new(setup.intake, setup.id, &post, engine.max_frame());
+        let memory = Memory::new(setup.intake, setup.id, &post);
         engine.count_in(memory.accounting());
         Self {
             id: setup.id,
@@ -199,6 +199,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             }
             worked = true;
         }
+        self.settle_memory();
         if more || !self.carry.is_empty() {
             self.want_turn();
         }

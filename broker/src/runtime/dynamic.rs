@@ -4,8 +4,11 @@
 //! [`Dynamic`] of the change, then every core; each core takes the settings from here and hands them to its engine.
 
 use super::capacity;
+use super::memory::small_limit;
 use crate::admin::Configuration;
-use crate::config::{self, BufferSize, Settings, Switch, TopicType, definition};
+use crate::config::{
+    self, BufferSize, CacheSize, InactiveTopicMode, Settings, Switch, TopicType, definition,
+};
 use crate::engine::{self, AutoTopicType};
 use crate::logging;
 use std::collections::BTreeMap;
@@ -120,11 +123,23 @@ impl Dynamic {
 /// What follows settings beside the engines: the memory limiter, and the log lines' level.
 pub(super) struct Targets {
     limiter: Arc<MemoryLimiter>,
+    cores: u16,
 }
 
 impl Targets {
-    pub(super) fn new(limiter: Arc<MemoryLimiter>) -> Self {
-        Self { limiter }
+    /// For the settings of the start, and for those that follow.
+    pub(super) fn new(limiter: Arc<MemoryLimiter>, cores: u16, start: &Settings) -> Self {
+        let targets = Self { limiter, cores };
+        targets.warn_of_small_limit(start);
+        targets
+    }
+
+    fn warn_of_small_limit(&self, settings: &Settings) {
+        let mode = settings.in_progress_request_frame_memory_limit_enabled;
+        let limit = publish_buffer(settings);
+        if let Some(said) = small_limit(mode, limit, self.cores, settings.max_message_size) {
+            tracing::warn!("{said}");
+        }
     }
 }
 
@@ -136,13 +151,20 @@ impl DynamicTargets for Targets {
         if budget != limiter.memory().budget() {
             limiter.set_budget(budget);
         }
-        let limit = publish_buffer(settings);
-        if limit != limiter.limit() {
+        let (limit, mode) = (
+            publish_buffer(settings),
+            settings.in_progress_request_frame_memory_limit_enabled,
+        );
+        let before = limiter.state();
+        if limit != before.limit {
             limiter.set_limit(limit);
         }
-        let mode = settings.in_progress_request_frame_memory_limit_enabled;
-        if mode != limiter.mode() {
+        if mode != before.mode {
             limiter.set_mode(mode);
+        }
+        let now = limiter.state();
+        if (now.limit, now.mode) != (before.limit, before.mode) {
+            self.warn_of_small_limit(settings);
         }
         logging::set_level(settings.log_level);
     }
@@ -161,6 +183,19 @@ pub(super) fn publish_buffer(settings: &Settings) -> i64 {
     match settings.max_message_publish_buffer_size_in_mb {
         BufferSize::Auto => i64::try_from(buffer_budget(settings) / 2).unwrap_or(i64::MAX),
         BufferSize::MiB(size) => size.saturating_mul(1 << 20),
+    }
+}
+
+/// Bytes of the read cache of all cores: by default a fifth of the budget, as in Pulsar, but no more than 64 MiB. Together with the
+/// log chunks and inbound memory that the limits allow, that leaves a cache far from filling the budget by itself.
+pub(super) fn read_cache(settings: &Settings) -> u64 {
+    const MOST: u64 = 64 << 20;
+    match settings.managed_ledger_cache_size_mb {
+        CacheSize::Auto => match buffer_budget(settings) {
+            0 => MOST,
+            budget => (budget / 5).min(MOST),
+        },
+        CacheSize::MiB(size) => size.saturating_mul(1 << 20),
     }
 }
 
@@ -207,6 +242,8 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         broker_delete_inactive_topics_max_inactive_duration_ms: settings
             .broker_delete_inactive_topics_max_inactive_duration_seconds
             .saturating_mul(1000),
+        broker_delete_inactive_topics_when_caught_up: settings.broker_delete_inactive_topics_mode
+            == InactiveTopicMode::CaughtUp,
         allow_auto_topic_creation: settings.allow_auto_topic_creation,
         allow_auto_topic_creation_type: match settings.allow_auto_topic_creation_type {
             TopicType::NonPartitioned => AutoTopicType::NonPartitioned,
@@ -239,6 +276,8 @@ fn engine_settings(settings: &Settings) -> engine::Settings {
         max_same_address_consumers_per_topic: to_u32(settings.max_same_address_consumers_per_topic),
         max_consumers_per_subscription: to_u32(settings.max_consumers_per_subscription),
         max_subscriptions_per_topic: to_u32(settings.max_subscriptions_per_topic),
+        max_topics_per_namespace: to_u32(settings.max_topics_per_namespace),
+        schema_compatibility_strategy: settings.schema_compatibility_strategy.into(),
         encryption_require_on_producer: settings.encryption_require_on_producer,
         delayed_delivery_max_delay_in_millis: settings.delayed_delivery_max_delay_in_millis,
         delayed_delivery_enabled: settings.delayed_delivery_enabled,

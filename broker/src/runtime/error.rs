@@ -54,6 +54,14 @@ pub enum StartError {
         /// The flag that sets it.
         flag: &'static str,
     },
+    /// Two ports are the same.
+    #[error(
+        "brokerServicePort and webServicePort are both {port}: set --port or --web-port to another port; 0 takes any free one"
+    )]
+    SamePort {
+        /// The port.
+        port: u16,
+    },
     /// A port cannot be listened on for another reason.
     #[error("cannot listen on {address} port {port} ({setting}): {cause}. {remedy}")]
     Listen {

@@ -20,7 +20,7 @@ use super::port::{CoreEngine, CoreId, Held, Now, ReadRule, Storage};
 use super::post::Post;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use vela_codec::{Accounting, IN_PLACE_MIN, PARTIAL_MIN, Sizes};
+use vela_codec::{Accounting, FRAME_PADDING, IN_PLACE_MIN, PARTIAL_MIN, Sizes};
 use vela_limiter::{
     Admission, Budget, Holder, Listener, MemoryLimiter, Mode, over_share, policy::State as Policy,
 };
@@ -36,6 +36,29 @@ const FIRST_PART: usize = 128 * 1024;
 const CLASSES: [(usize, u64); 2] = [(128 * 1024, 1), (1088 * 1024, 3)];
 /// Waiting bytes up to which a connection that a rate holds is read on, so that what else it sends is found.
 const READ_AHEAD: usize = 64 * 1024;
+
+/// What to say of a limit (bytes) that single frames exceed; none if it is not so small. Whatever the limit, one frame of each class
+/// is received at a time on each core, or it never could be; so that much may be retained.
+pub(super) fn small_limit(mode: Mode, limit: i64, cores: u16, max_message: u64) -> Option<String> {
+    const MIB: u64 = 1 << 20;
+    let limit = u64::try_from(limit).ok().filter(|limit| *limit > 0)?;
+    let classes: usize = CLASSES.iter().map(|(largest, _)| largest).sum();
+    let frame = max_message.saturating_add(FRAME_PADDING as u64);
+    let least = frame
+        .saturating_add(classes as u64)
+        .saturating_mul(cores.max(1).into());
+    if limit >= least || !matches!(mode, Mode::Auto | Mode::Enabled) {
+        return None;
+    }
+    Some(format!(
+        "maxMessagePublishBufferSizeInMB is {} MiB, less than the {} MiB that single messages of up to maxMessageSize ({max_message} \
+         bytes) take while they are received on {cores} cores: inbound memory can exceed the limit by that, and large messages come \
+         in one at a time; set it to {} or more, or lower maxMessageSize",
+        limit / MIB,
+        least.div_ceil(MIB),
+        least.div_ceil(MIB),
+    ))
+}
 
 /// What all cores share of this.
 #[derive(Debug)]
@@ -182,7 +205,6 @@ pub(super) struct Memory {
     pools: [Budget<usize>; CLASSES.len() + 1],
     /// Bytes of all of them together.
     share: u64,
-    max_frame: usize,
     /// What this core's engine was last reported to hold.
     reported: Held,
     watch: Watch,
@@ -193,7 +215,6 @@ impl Memory {
         intake: Arc<Intake>,
         id: CoreId,
         post: &Arc<Post<M>>,
-        max_frame: usize,
     ) -> Self {
         let waker = Arc::clone(post);
         let listener = intake.limiter.register(move || waker.wake(id));
@@ -207,7 +228,6 @@ impl Memory {
             waiting: Vec::new(),
             pools: std::array::from_fn(|_| Budget::new(0)),
             share: u64::MAX,
-            max_frame,
             reported: Held::default(),
             watch: Watch::default(),
             intake,
@@ -230,8 +250,8 @@ impl Memory {
         self.accounting.as_ref()
     }
 
-    /// Unfinished frames of all cores get half of the limit, or, without one, a quarter of the budget. One frame of
-    /// each class always fits, or none could ever be received.
+    /// Unfinished frames of all cores get half of the limit, or, without one, a quarter of the budget; each pool has room for two
+    /// first parts at least. A frame that is larger than its pool comes in alone, and overdraws it: see [`small_limit`].
     fn size_pools(&mut self, policy: Policy) {
         let budget = self.intake.limiter.memory().budget();
         let all = match (policy.mode, u64::try_from(policy.limit).unwrap_or(0)) {
@@ -243,9 +263,9 @@ impl Memory {
         let share = all / u64::from(self.cores.max(1));
         self.share = share;
         let rest = 8 - CLASSES.iter().map(|(_, part)| part).sum::<u64>();
-        let classes = CLASSES.into_iter().chain([(self.max_frame, rest)]);
-        for (pool, (largest, part)) in self.pools.iter_mut().zip(classes) {
-            pool.set_limit((share / 8 * part).max(largest as u64));
+        let parts = CLASSES.iter().map(|(_, part)| *part).chain([rest]);
+        for (pool, part) in self.pools.iter_mut().zip(parts) {
+            pool.set_limit((share / 8 * part).max(2 * FIRST_PART as u64));
         }
     }
 
@@ -322,7 +342,9 @@ impl Memory {
     fn report(&mut self, held: Held) {
         let memory = self.intake.limiter.memory();
         let before = std::mem::replace(&mut self.reported, held);
-        let mut released = false;
+        if before == held {
+            return;
+        }
         for (holder, before, now) in [
             (Holder::Log, before.log, held.log),
             (Holder::Cache, before.cache, held.cache),
@@ -332,12 +354,9 @@ impl Memory {
                 memory.allocated(holder, now - before);
             } else if now < before {
                 memory.released(holder, before - now);
-                released = true;
             }
         }
-        if released {
-            self.intake.limiter.reconsider();
-        }
+        self.intake.limiter.reconsider();
     }
 }
 
@@ -494,6 +513,24 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         self.give_back(key);
     }
 
+    /// For the end of a turn: reports what the engine holds now, and while memory is short has it give up what it keeps only to be
+    /// quicker. The core that presses the budget wakes the others, each of which comes here; so memory is given back by events,
+    /// and a cache alone never keeps the limiter active.
+    pub(super) fn settle_memory(&mut self) {
+        let mut held = self.engine.buffer_memory();
+        held.outbound = self.memory.watch.outbound;
+        self.memory.report(held);
+        let excess = self.memory.intake.limiter.excess();
+        if excess > 0 && held.cache > 0 {
+            self.engine.shrink_cache(excess);
+            let outbound = held.outbound;
+            self.memory.report(Held {
+                outbound,
+                ..self.engine.buffer_memory()
+            });
+        }
+    }
+
     /// Follows the limiter's latest state, if it has changed: new roots are counted or not, pools have their new
     /// sizes, and whoever waited looks again.
     pub(super) fn follow_limiter(&mut self) -> bool {
@@ -530,5 +567,30 @@ impl Memory {
         } else {
             free / 2
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_below_single_frames_is_named_with_the_least_one() {
+        const MIB: i64 = 1 << 20;
+        let message = 5 << 20;
+        let said = small_limit(Mode::Auto, 3 * MIB, 2, message).unwrap_or_default();
+        for part in [
+            "maxMessagePublishBufferSizeInMB is 3 MiB",
+            "2 cores",
+            "5242880",
+            "set it to 13",
+        ] {
+            assert!(said.contains(part), "{said:?} does not say {part:?}");
+        }
+        assert_eq!(small_limit(Mode::Enabled, 13 * MIB, 2, message), None);
+        assert!(small_limit(Mode::Enabled, 12 * MIB, 2, message).is_some());
+        assert_eq!(small_limit(Mode::Enabled, 12 * MIB, 1, message), None);
+        assert_eq!(small_limit(Mode::Auto, 0, 2, message), None, "no limit");
+        assert_eq!(small_limit(Mode::Tracking, MIB, 2, message), None);
     }
 }

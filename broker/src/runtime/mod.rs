@@ -15,6 +15,7 @@ mod guests;
 mod listen;
 mod memory;
 mod port;
+mod ports;
 mod post;
 mod preflight;
 mod rates;

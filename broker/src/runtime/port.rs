@@ -100,7 +100,7 @@ pub(super) struct Figures {
 pub(super) struct Held {
     /// Log chunks that are not durable.
     pub(super) log: usize,
-    /// Durable chunks kept for reads.
+    /// What is kept only to be quicker.
     pub(super) cache: usize,
     /// Bytes queued to sockets.
     pub(super) outbound: usize,
@@ -164,10 +164,12 @@ pub(super) trait CoreEngine: 'static {
 
     /// Moves what is wanted of sockets and mailboxes into `into`, whose lists are empty.
     fn take_network(&mut self, into: &mut NetworkEffects<Self::Message>);
-    /// The buffers it holds, but for the output of connections, which the runtime adds up. Asked a few times a second.
+    /// The buffers it holds, but for the output of connections, which the runtime adds up. Asked at the end of each turn.
     fn buffer_memory(&self) -> Held {
         Held::default()
     }
+    /// Memory is short: so many bytes, or all, of what is kept only to be quicker have to go.
+    fn shrink_cache(&mut self, _bytes: u64) {}
     /// Figures for `/metrics`.
     fn figures(&self) -> Figures;
     /// Topics whose publish rate has held a connection, and how often. Asked when the sum of it has changed.

@@ -3,31 +3,30 @@
 use super::clock::Clock;
 use super::cluster::{Cluster, Common};
 use super::disk::{Disk, LaneIo, MetaEnd, SharedMeta};
-use super::dynamic::{Dynamic, Targets, buffer_budget, publish_buffer};
+use super::dynamic::{Dynamic, Targets, buffer_budget, publish_buffer, read_cache};
 use super::error::StartError;
 use super::guests::Limits;
 use super::listen::{self, Door};
 use super::memory::Intake;
 use super::port::CoreId;
+use super::ports::Ports;
 use super::post::Post;
 use super::preflight;
 use super::rates::RateTable;
 use super::web::Web;
 use crate::admin::{self, Place};
-use crate::config::{self, CorePorts, Settings, Switch, Sync};
+use crate::config::{self, Settings, Switch, Sync};
 use crate::engine::{self, Engine, EngineConfig, Message, Metadata, ServiceAddress, SharedRates};
 use crate::store::file::{Faults, FileOptions, FileWal, Operation, SyncMode};
 use crate::store::lock::DataDir;
 use crate::store::log::{Lane, LaneConfig, LaneState, recover::recover_lane};
 use crate::store::meta::{Meta, MetaError, MetaService, RedbMeta};
-use crate::store::wal::Wal;
+use crate::store::wal::{Wal, WalError};
 use bytes::Bytes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use socket2::Socket;
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,6 +45,9 @@ const FURNISHED: &str = "furnished";
 const META_REQUESTS: usize = 1024;
 /// Room of a chunk beside its records' payloads, in bytes.
 const CHUNK_OVERHEAD: usize = 64 * 1024;
+/// Every start takes a new epoch from the metadata store, so a log that knows a later one tells that the store was replaced.
+const STALE_METADATA: &str = "the metadata (meta.redb) is older than the log: it was lost, or comes from an older backup than the rest. \
+    Restore the whole data directory from one backup, or start with an empty one";
 /// Size at which a chunk is sealed, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -94,7 +96,8 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         port: ports.shared_port,
         core_ports: ports.core_ports.clone(),
     };
-    dynamic.follow(Box::new(Targets::new(Arc::clone(&intake.limiter))));
+    let targets = Targets::new(Arc::clone(&intake.limiter), cores, settings);
+    dynamic.follow(Box::new(targets));
     let wakes = wakes(&post);
     let (shared, ends) = SharedMeta::share(meta, Arc::clone(&dynamic), &wakes);
     let meta = Arc::downgrade(&shared);
@@ -318,8 +321,11 @@ fn open_lanes(
             faults: SlowWrites::of(settings),
             ..FileOptions::default()
         };
-        let (wal, mut recovery) = FileWal::open(data.path(), shard, epoch, options)
-            .map_err(|error| fail(error.to_string()))?;
+        let (wal, mut recovery) =
+            FileWal::open(data.path(), shard, epoch, options).map_err(|error| match error {
+                WalError::Fenced => fail(STALE_METADATA.to_owned()),
+                error => fail(error.to_string()),
+            })?;
         if wal.chunk_len_max() < max_entry + CHUNK_OVERHEAD {
             return Err(StartError::Segment {
                 segment_mb: settings.segment_size_mb,
@@ -345,8 +351,8 @@ fn open_lanes(
                 chunk_bytes: CHUNK_BYTES,
                 max_entry,
                 budget_bytes: mebibytes(settings.log_buffer_mb),
-                cache_bytes: mebibytes(settings.managed_ledger_cache_size_mb)
-                    / shards.max(1) as usize,
+                cache_bytes: to_usize(read_cache(settings)) / shards.max(1) as usize,
+                pool_bytes: idle_blocks(settings, shards),
                 ..LaneConfig::default()
             },
         );
@@ -434,6 +440,15 @@ impl Faults for SlowWrites {
     }
 }
 
+/// Idle memory that a lane keeps for its next chunks, bytes: together no more than a sixteenth of the buffers' budget.
+fn idle_blocks(settings: &Settings, shards: u32) -> usize {
+    const MOST: u64 = 16 << 20;
+    match buffer_budget(settings) {
+        0 => to_usize(MOST),
+        budget => to_usize((budget / 16 / u64::from(shards.max(1))).min(MOST)),
+    }
+}
+
 /// The core that hosts a shard.
 fn core_of(shard: u32, cores: u16) -> CoreId {
     u16::try_from(shard % u32::from(cores.max(1))).unwrap_or(0)
@@ -504,91 +519,6 @@ fn to_usize(value: u64) -> usize {
 
 fn mebibytes(value: u64) -> usize {
     to_usize(value.saturating_mul(1 << 20))
-}
-
-/// Ports that are bound and not open yet.
-struct Ports {
-    shared: Socket,
-    shared_port: u16,
-    web: Socket,
-    web_port: u16,
-    cores: Vec<Socket>,
-    core_ports: Vec<u16>,
-    ip: IpAddr,
-}
-
-const SHARED: (&str, &str) = ("brokerServicePort", "--port");
-const WEB: (&str, &str) = ("webServicePort", "--web-port");
-const CORE: (&str, &str) = ("corePorts", "--core-ports");
-
-impl Ports {
-    fn bind(settings: &Settings, ip: IpAddr, cores: u16) -> Result<Self, StartError> {
-        let (shared, shared_port) = listen::bind(ip, settings.broker_service_port, SHARED)?;
-        let (web, web_port) = listen::bind(ip, settings.web_service_port, WEB)?;
-        let mut ports = Self {
-            shared,
-            shared_port,
-            web,
-            web_port,
-            cores: Vec::new(),
-            core_ports: Vec::new(),
-            ip,
-        };
-        if let CorePorts::From(first) = settings.core_ports {
-            for core in 0..cores {
-                let wanted = match first {
-                    0 => 0,
-                    first => first
-                        .checked_add(core)
-                        .ok_or(StartError::CorePorts { first, cores })?,
-                };
-                let (socket, port) = listen::bind(ip, wanted, CORE)?;
-                ports.cores.push(socket);
-                ports.core_ports.push(port);
-            }
-        }
-        Ok(ports)
-    }
-
-    fn web(&self) -> Result<std::net::TcpListener, StartError> {
-        let socket = self.web.try_clone().map_err(|cause| StartError::System {
-            what: "cannot open the web port",
-            cause,
-        })?;
-        listen::open(socket, self.ip, self.web_port, WEB)
-    }
-
-    fn open(self) -> Result<Vec<Door>, StartError> {
-        let mut doors = vec![Door {
-            listener: listen::open(self.shared, self.ip, self.shared_port, SHARED)?,
-            core: None,
-        }];
-        for ((core, socket), port) in (0..).zip(self.cores).zip(self.core_ports) {
-            doors.push(Door {
-                listener: listen::open(socket, self.ip, port, CORE)?,
-                core: Some(core),
-            });
-        }
-        Ok(doors)
-    }
-
-    fn addresses(&self, settings: &Settings) -> String {
-        let host = match &settings.advertised_address {
-            Some(host) => host.clone(),
-            None if self.ip.is_unspecified() => "localhost".to_owned(),
-            None => self.ip.to_string(),
-        };
-        let at = |port| match host.parse::<IpAddr>() {
-            // With the brackets that an IPv6 address has in a URL.
-            Ok(ip) => SocketAddr::new(ip, port).to_string(),
-            Err(_) => format!("{host}:{port}"),
-        };
-        format!(
-            "pulsar://{} http://{}",
-            at(self.shared_port),
-            at(self.web_port)
-        )
-    }
 }
 
 /// The one line on standard output, for whoever waits for it.

@@ -20,7 +20,7 @@ mod pool;
 
 pub(super) use pool::AlignedBuf;
 pub use pool::BufferPool;
-use pool::Pooled;
+use pool::{Pooled, size_class};
 
 /// Alignment and size granularity of chunks, in bytes: the page of direct IO.
 pub const PAGE: usize = 4096;
@@ -34,6 +34,8 @@ pub const CHUNK_LEN_MAX: usize = 256 << 20;
 const MAGIC: u32 = u32::from_le_bytes(*b"VCHK");
 const VERSION: u16 = 1;
 const FIRST_CAPACITY: usize = 64 << 10;
+/// Chunks that take more memory than this are never copied, in bytes.
+const COMPACT_MAX: usize = 16 * PAGE;
 
 /// Rounds `len` up to whole pages.
 pub const fn padded(len: usize) -> usize {
@@ -162,7 +164,7 @@ impl ChunkBuilder {
 
     /// Bytes of memory the open block holds.
     pub fn retained(&self) -> usize {
-        self.capacity
+        self.buf.as_ref().map_or(0, AlignedBuf::footprint)
     }
 
     /// Finishes the block: writes the header and zeroes the padding.
@@ -173,7 +175,7 @@ impl ChunkBuilder {
     pub fn seal(mut self, epoch: u64, lane: u32, seq: u64, durable: u64) -> Chunk {
         let whole = padded(self.len);
         let mut buf = match self.buf.take() {
-            Some(buf) if whole.next_power_of_two() < buf.capacity => {
+            Some(buf) if size_class(whole) <= buf.capacity / 2 => {
                 let mut small = self.pool.take(whole);
                 small.put(0, buf.bytes().get(..self.len).unwrap_or_default());
                 self.pool.give(buf);
@@ -195,7 +197,7 @@ impl ChunkBuilder {
         if let Some(padding) = buf.bytes_mut().get_mut(self.len..whole) {
             padding.fill(0);
         }
-        let retained = buf.capacity;
+        let retained = buf.footprint();
         let bytes = Bytes::from_owner(Pooled {
             buf: Some(buf),
             len: whole,
@@ -212,7 +214,12 @@ impl ChunkBuilder {
         if end <= self.capacity {
             return;
         }
-        let mut larger = self.pool.take(end.max(FIRST_CAPACITY.min(self.max)));
+        // A record that begins a block has it as large as it needs; more records double it.
+        let wanted = match self.capacity {
+            0 => end,
+            _ => end.next_power_of_two().min(self.max.max(end)),
+        };
+        let mut larger = self.pool.take(wanted.max(FIRST_CAPACITY.min(self.max)));
         if let Some(old) = self.buf.take() {
             larger.put(0, old.bytes().get(..self.len).unwrap_or_default());
             self.pool.give(old);
@@ -442,6 +449,19 @@ impl Chunk {
     /// Bytes of memory that the chunk keeps alive as long as one slice of it lives.
     pub fn retained(&self) -> usize {
         self.retained
+    }
+
+    /// The same records in memory of their own, without padding, if the chunk is small and that takes less than half: one that only has
+    /// to be read needs neither the alignment nor the whole pages of one that is to be written.
+    pub fn compact(&self) -> Option<Self> {
+        let len = HEADER_LEN + self.header.payload_len as usize;
+        let pays = self.retained <= COMPACT_MAX && len < self.retained / 2;
+        let bytes = self.bytes.get(..len).filter(|_| pays)?;
+        Some(Self {
+            bytes: Bytes::copy_from_slice(bytes),
+            header: self.header,
+            retained: len,
+        })
     }
 
     /// The body of the record whose frame begins at `offset`, as a slice of the block. The offset must be one that

@@ -61,6 +61,15 @@ pub enum DataDirError {
         /// What is wrong.
         what: String,
     },
+    /// It is something else.
+    #[error(
+        "the data directory {} cannot be used: it is not a directory. Name another one, or remove what is there",
+        dir.display()
+    )]
+    NotADirectory {
+        /// What was named.
+        dir: PathBuf,
+    },
     /// The file system refused.
     #[error("the data directory {} cannot be used: {error}", dir.display())]
     Io {
@@ -92,6 +101,11 @@ impl DataDir {
             dir: path.to_path_buf(),
             error,
         };
+        if path.exists() && !path.is_dir() {
+            return Err(DataDirError::NotADirectory {
+                dir: path.to_path_buf(),
+            });
+        }
         fs::create_dir_all(path).map_err(io)?;
         let lock = lock(path)?;
         let file = path.join(FORMAT);

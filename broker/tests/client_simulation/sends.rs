@@ -5,7 +5,8 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use vela_client::core::consumer::{ConsumerConfig, ConsumerEvent, StartPosition};
+use vela_client::StartPosition;
+use vela_client::core::consumer::{ConsumerConfig, ConsumerEvent};
 use vela_client::core::{
     Batching, ConsumerKey, Event, MILLIS, MachineConfig, ProducerConfig, ProducerKey, Ticket,
 };

@@ -418,3 +418,56 @@ fn the_holder_of_a_range_is_asked_for_a_sign_of_life() {
     other.success(&mut world, 93);
     assert_eq!(other.texts(&mut world), ["a"]);
 }
+
+/// A key that moves to another consumer while the old one holds several messages of it: it waits for the last of them.
+#[test]
+fn a_moved_key_waits_for_all_that_its_old_owner_holds() {
+    for consistent in [true, false] {
+        let prepared = || {
+            let (mut world, topic, client) = filled(&[]);
+            configure(&mut world, |settings| {
+                settings.subscription_key_shared_use_consistent_hashing = consistent;
+            });
+            (world, topic, client)
+        };
+        // Whose keys are whose, once both are there.
+        let (mut world, topic, mut client) = prepared();
+        join(&mut client, &mut world, &topic, 7, "old");
+        join(&mut client, &mut world, &topic, 8, "new");
+        for id in [7, 8] {
+            client.flow(&mut world, id, 100);
+        }
+        let mut moved = None;
+        for number in 0..64 {
+            let key = format!("k{number}");
+            send(&mut client, &mut world, number, &key, &key);
+            let owner = seen(&mut client, &mut world)[0].0;
+            if owner == 8 {
+                moved = Some(key);
+                break;
+            }
+        }
+        let moved = moved.expect("a key of the newcomer's");
+
+        let (mut world, topic, mut client) = prepared();
+        join(&mut client, &mut world, &topic, 7, "old");
+        client.flow(&mut world, 7, 100);
+        send(&mut client, &mut world, 0, &moved, "first");
+        send(&mut client, &mut world, 1, &moved, "second");
+        let held = client.messages(&mut world);
+        assert_eq!(held.len(), 2);
+        join(&mut client, &mut world, &topic, 8, "new");
+        client.flow(&mut world, 8, 100);
+        send(&mut client, &mut world, 2, &moved, "third");
+        assert!(seen(&mut client, &mut world).is_empty());
+        client.ack(&mut world, 7, vec![held[1].id()], false);
+        assert!(
+            seen(&mut client, &mut world).is_empty(),
+            "the old owner still holds the first"
+        );
+        client.ack(&mut world, 7, vec![held[0].id()], false);
+        assert_eq!(seen(&mut client, &mut world), [(8, "third".to_owned())]);
+        send(&mut client, &mut world, 3, &moved, "fourth");
+        assert_eq!(seen(&mut client, &mut world), [(8, "fourth".to_owned())]);
+    }
+}

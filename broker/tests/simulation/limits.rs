@@ -1,6 +1,7 @@
 //! Limits of topics and connections, and messages that must be encrypted.
 
 use bytes::BytesMut;
+use vela_broker::engine::admin::Ask;
 use vela_codec::{encode, entry};
 use vela_proto::{self as proto, BaseCommand, ServerError, base_command::Type};
 
@@ -69,6 +70,49 @@ fn producers_and_consumers_of_a_topic_are_limited() {
     assert_eq!(error, ServerError::NotAllowedError);
     assert!(text.contains("maxSubscriptionsPerTopic is 2"), "{text}");
     client.subscribe(&mut world, &topic, "b", true, 4);
+}
+
+/// Topics of all cores count, partitions of topics that are there are no new ones, and what goes makes room.
+#[test]
+fn a_namespace_has_no_more_topics_than_it_may() {
+    const TOO_MANY: &str = "Exceed maximum number of topics in namespace.";
+    let mut config = WorldConfig::default();
+    config.settings.max_topics_per_namespace = 2;
+    let mut world = World::new(config);
+    let topics = [world.topic_on(0, "a"), world.topic_on(1, "b")];
+    let (third, other) = (world.topic_on(0, "c"), world.topic_on(1, "d"));
+    let mut client = Client::connect(&mut world, 0);
+    for (id, topic) in (1..).zip(&topics) {
+        client.producer(&mut world, topic, id);
+    }
+    let refusal = (ServerError::NotAllowedError, TOO_MANY.to_owned());
+    let check = |world: &mut World, client: &mut Client| {
+        for topic in [&third, &other] {
+            assert_eq!(refused(world, client, topic, 3), refusal);
+            assert_eq!(refused_consumer(world, client, topic, "s", 3), refusal);
+        }
+        for (id, topic) in (11..).zip(&topics) {
+            client.producer(world, topic, id);
+        }
+    };
+    check(&mut world, &mut client);
+    world.restart();
+    let mut client = Client::connect(&mut world, 1);
+    check(&mut world, &mut client);
+    world.put_metadata(NAMESPACE, br#"{"max_topics_per_namespace": 3}"#);
+    world.run_until_idle();
+    client.producer(&mut world, &third, 3);
+    assert_eq!(refused(&mut world, &mut client, &other, 4), refusal);
+    let partitioned = "partitioned/persistent/public/default/p";
+    world.put_metadata(partitioned, b"1");
+    world.run_until_idle();
+    client.producer(&mut world, "persistent://public/default/p-partition-0", 4);
+    world.ask(&topics[0], Ask::Delete { force: true });
+    world.ask(&topics[1], Ask::Delete { force: true });
+    world.run_until_idle();
+    client.producer(&mut world, &other, 5);
+    let volatile = other.replacen("persistent", "non-persistent", 1);
+    client.producer(&mut world, &volatile, 6);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Random runs from a seed: several cores, clients, disks and restarts in whatever order chance says, and what must hold all the same.
 
-use vela_broker::engine::Now;
+use vela_broker::engine::{CoreId, Now};
 use vela_broker::store::memory::Kept;
 
 use super::actor::{Actor, Consumer, MAX_DELAY_MS, Shared};
@@ -216,9 +216,29 @@ impl Run {
                 self.world.break_disk(shard);
                 self.shared.broken = true;
             }
+            35..=37 => self.press(),
             _ => self.act(),
         }
         self.listen();
+    }
+
+    /// Memory is short on a core: it gives up some of its cache, or all.
+    fn press(&mut self) {
+        let core = self.rng.below(u64::from(self.world.config.cores)) as CoreId;
+        let bytes = match self.rng.below(3) {
+            0 => u64::MAX,
+            _ => self.rng.range(1, 50_000),
+        };
+        let engine = self.world.engine_mut(core);
+        let before = engine.buffer_memory();
+        engine.shrink_cache(bytes);
+        let after = engine.buffer_memory();
+        assert_eq!(after.log, before.log, "what is not durable stays");
+        let most = (before.cache as u64).saturating_sub(bytes);
+        assert!(
+            after.cache as u64 <= most,
+            "{before:?} - {bytes} -> {after:?}"
+        );
     }
 
     fn after(&mut self, step: Step) {

@@ -1,8 +1,9 @@
-//! The policies of a namespace, one by one. All are kept and given back; those that the engine reads take effect.
+//! The policies of a namespace and of a topic, one by one. All of a namespace are kept and given back; those that the engine reads take effect.
 
 mod checks;
 mod named;
 mod quotas;
+pub(super) mod topic;
 
 use self::checks::*;
 use self::named::*;
@@ -39,10 +40,10 @@ enum Unset {
 }
 
 /// One policy that has a path of its own.
-struct Policy {
-    /// Behind the namespace.
+pub(super) struct Policy {
+    /// Behind the namespace or the topic.
     path: &'static str,
-    /// In the policies document.
+    /// In the document.
     field: &'static str,
     /// Brings a body into the form that is stored.
     check: Check,

@@ -43,6 +43,14 @@ pub enum Answer {
     },
     /// It cannot be done, and why.
     Failed(String),
+    /// What was asked is not for topics of this kind, and why.
+    NotAllowed(String),
+    /// It would be more than is allowed, and why.
+    TooLarge(String),
+    /// Too much else is under way: it may be asked again.
+    Crowded(String),
+    /// It cannot be done now, because of something else that is being done, and why.
+    Conflict(String),
     /// Names.
     Names(Vec<String>),
     /// Small named values.

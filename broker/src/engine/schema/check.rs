@@ -1,11 +1,11 @@
 //! Is a schema one of its type, and may it follow another? Rules by type, as Apache Pulsar has them (documentation, "Schema compatibility").
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::avro::{Avro, AvroError, can_read};
+use super::avro::{Avro, AvroError, MAX_PAIRS, can_read_within};
 use super::{Schema, SchemaError, SchemaType, Strategy, native};
 
 /// Key-value schemas within key-value schemas.
@@ -83,6 +83,8 @@ pub(super) struct Compared<'a> {
     schema: &'a Schema,
     avro: OnceCell<Result<Avro, AvroError>>,
     canonical: OnceCell<String>,
+    /// Pairs of types that comparing it may still look at: one budget for all it is compared with.
+    left: Cell<usize>,
 }
 
 impl<'a> Compared<'a> {
@@ -91,6 +93,7 @@ impl<'a> Compared<'a> {
             schema,
             avro: OnceCell::new(),
             canonical: OnceCell::new(),
+            left: Cell::new(MAX_PAIRS),
         }
     }
 
@@ -108,11 +111,22 @@ impl<'a> Compared<'a> {
         if old.data == self.schema.data {
             return true;
         }
-        let Some(Ok(avro)) = self.avro() else {
+        let Some(canonical) = self.canonical() else {
             return false;
         };
-        let canonical = self.canonical.get_or_init(|| avro.canonical());
         Avro::parse(&old.data).is_ok_and(|old| old.canonical() == *canonical)
+    }
+
+    /// Its meaning in Avro's words, if it has one.
+    fn canonical(&self) -> Option<&String> {
+        let avro = self.avro()?.as_ref().ok()?;
+        Some(self.canonical.get_or_init(|| avro.canonical()))
+    }
+
+    /// The fingerprint of its meaning, if it is in Avro's words: CRC-64-AVRO of the canonical form (Avro specification, "Schema
+    /// Fingerprints").
+    pub(super) fn fingerprint(&self) -> Option<u64> {
+        self.canonical().map(|text| crc64(text.as_bytes()))
     }
 
     /// May it follow `old`?
@@ -120,8 +134,21 @@ impl<'a> Compared<'a> {
     /// # Errors
     /// [`SchemaError::Incompatible`] with the reason.
     pub(super) fn follows(&self, old: &Schema, strategy: Strategy) -> Result<(), SchemaError> {
-        compatible_within(old, self.schema, self.avro(), strategy, 0)
+        let mut left = self.left.get();
+        let result = compatible_within(old, self.schema, self.avro(), strategy, 0, &mut left);
+        self.left.set(left);
+        result
     }
+}
+
+/// CRC-64-AVRO.
+fn crc64(bytes: &[u8]) -> u64 {
+    const EMPTY: u64 = 0xc15d_213a_a4d7_a795;
+    bytes.iter().fold(EMPTY, |crc, byte| {
+        (0..8).fold(crc ^ u64::from(*byte), |crc, _| {
+            (crc >> 1) ^ (EMPTY & (crc & 1).wrapping_neg())
+        })
+    })
 }
 
 pub(super) fn compatible(
@@ -129,7 +156,7 @@ pub(super) fn compatible(
     new: &Schema,
     strategy: Strategy,
 ) -> Result<(), SchemaError> {
-    compatible_within(old, new, None, strategy, 0)
+    compatible_within(old, new, None, strategy, 0, &mut MAX_PAIRS.clone())
 }
 
 fn compatible_within(
@@ -138,6 +165,7 @@ fn compatible_within(
     parsed: Option<&Result<Avro, AvroError>>,
     strategy: Strategy,
     depth: usize,
+    left: &mut usize,
 ) -> Result<(), SchemaError> {
     if strategy == Strategy::AlwaysCompatible {
         return Ok(());
@@ -155,8 +183,8 @@ fn compatible_within(
     }
     match new.kind {
         SchemaType::Avro | SchemaType::Json => match parsed {
-            Some(parsed) => avro(old, new, parsed, strategy),
-            None => avro(old, new, &Avro::parse(&new.data), strategy),
+            Some(parsed) => avro(old, new, parsed, strategy, left),
+            None => avro(old, new, &Avro::parse(&new.data), strategy, left),
         },
         SchemaType::ProtobufNative => match (native::root(&old.data), native::root(&new.data)) {
             (Ok(old), Ok(new)) if old == new => Ok(()),
@@ -171,8 +199,8 @@ fn compatible_within(
         SchemaType::KeyValue if depth < MAX_NESTING => {
             let (old_key, old_value) = split(old)?;
             let (new_key, new_value) = split(new)?;
-            compatible_within(&old_key, &new_key, None, strategy, depth + 1)?;
-            compatible_within(&old_value, &new_value, None, strategy, depth + 1)
+            compatible_within(&old_key, &new_key, None, strategy, depth + 1, left)?;
+            compatible_within(&old_value, &new_value, None, strategy, depth + 1, left)
         }
         _ => Ok(()),
     }
@@ -183,6 +211,7 @@ fn avro(
     new: &Schema,
     parsed: &Result<Avro, AvroError>,
     strategy: Strategy,
+    left: &mut usize,
 ) -> Result<(), SchemaError> {
     let refuse = |text: String| Err(SchemaError::Incompatible(text));
     let was = Avro::parse(&old.data);
@@ -212,12 +241,12 @@ fn avro(
         ))
     };
     if strategy.new_reads_old()
-        && let Err(error) = can_read(was, is)
+        && let Err(error) = can_read_within(was, is, left)
     {
         return failed("new", "existing", error);
     }
     if strategy.old_reads_new()
-        && let Err(error) = can_read(is, was)
+        && let Err(error) = can_read_within(is, was, left)
     {
         return failed("existing", "new", error);
     }

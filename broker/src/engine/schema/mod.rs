@@ -15,7 +15,7 @@ use std::fmt;
 use bytes::Bytes;
 use vela_proto as proto;
 
-pub use self::policy::{SchemaPolicy, Strategy};
+pub use self::policy::{SchemaPolicy, SchemaRules, Strategy};
 pub use self::versions::{Put, StoredSchema, Versions};
 use super::name::TopicName;
 

@@ -78,7 +78,7 @@ impl Strategy {
     }
 }
 
-/// What a namespace's policies say about schemas.
+/// What counts for the schemas of a topic.
 #[derive(Copy, Clone, Eq, PartialEq, Debug)]
 pub struct SchemaPolicy {
     /// Which schemas may follow one another.
@@ -99,9 +99,39 @@ impl Default for SchemaPolicy {
     }
 }
 
-impl SchemaPolicy {
+/// What a namespace's policies say about schemas.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub struct SchemaRules {
+    /// Which schemas may follow one another; `None` = what the broker's setting says.
+    pub strategy: Option<Strategy>,
+    /// Producers and consumers may bring new schemas.
+    pub auto_update: bool,
+    /// Producers without a schema are refused on topics that have one.
+    pub enforced: bool,
+}
+
+impl Default for SchemaRules {
+    fn default() -> Self {
+        SchemaRules {
+            strategy: None,
+            auto_update: true,
+            enforced: false,
+        }
+    }
+}
+
+impl SchemaRules {
+    /// With the broker's strategy where the namespace has none.
+    pub fn or(self, strategy: Strategy) -> SchemaPolicy {
+        SchemaPolicy {
+            strategy: self.strategy.unwrap_or(strategy),
+            auto_update: self.auto_update,
+            enforced: self.enforced,
+        }
+    }
+
     /// Reads a namespace's policies document; what is absent or not understood has its default.
-    pub fn read(policies: &Value) -> SchemaPolicy {
+    pub fn read(policies: &Value) -> SchemaRules {
         let flag = |name: &str, default| {
             policies
                 .get(name)
@@ -110,12 +140,11 @@ impl SchemaPolicy {
         };
         let strategy = policies.get("schema_compatibility_strategy");
         let old = policies.get("schema_auto_update_compatibility_strategy");
-        SchemaPolicy {
+        SchemaRules {
             strategy: strategy
                 .and_then(Value::as_str)
                 .and_then(Strategy::from_name)
-                .or_else(|| old.and_then(Value::as_str).and_then(from_old_name))
-                .unwrap_or_default(),
+                .or_else(|| old.and_then(Value::as_str).and_then(from_old_name)),
             auto_update: flag("is_allow_auto_update_schema", true),
             enforced: flag("schema_validation_enforced", false),
         }
@@ -144,17 +173,20 @@ mod tests {
 
     #[test]
     fn policies_are_read_by_their_names_and_have_defaults() {
-        assert_eq!(SchemaPolicy::read(&json!({})), SchemaPolicy::default());
+        assert_eq!(SchemaRules::read(&json!({})), SchemaRules::default());
+        let by_default = SchemaRules::default().or(Strategy::default());
+        assert_eq!(by_default, SchemaPolicy::default());
         assert_eq!(SchemaPolicy::default().strategy.name(), "FULL");
-        let read = SchemaPolicy::read(&json!({
+        let read = SchemaRules::read(&json!({
             "schema_compatibility_strategy": "FORWARD_TRANSITIVE",
             "is_allow_auto_update_schema": false,
             "schema_validation_enforced": true,
         }));
-        assert_eq!(read.strategy, Strategy::ForwardTransitive);
+        assert_eq!(read.strategy, Some(Strategy::ForwardTransitive));
         assert!(!read.auto_update && read.enforced);
         let undefined = json!({"schema_compatibility_strategy": "UNDEFINED", "schema_auto_update_compatibility_strategy": "Backward"});
-        assert_eq!(SchemaPolicy::read(&undefined).strategy, Strategy::Backward);
+        let strategy = SchemaRules::read(&undefined).strategy;
+        assert_eq!(strategy, Some(Strategy::Backward));
     }
 
     #[test]

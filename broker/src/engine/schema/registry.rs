@@ -465,13 +465,10 @@ fn step(cx: &Context, ask: &Ask, versions: &Versions, now: Now) -> Step {
     }
 }
 
-/// What the namespace of an id says about schemas.
+/// What settings and policies say about the schemas of an id.
 pub(in crate::engine) fn policy(cx: &Context, id: &SchemaId) -> SchemaPolicy {
-    let namespace = id.as_str().rsplit_once('/').map(|(namespace, _)| namespace);
-    namespace
-        .and_then(|namespace| cx.metadata.namespace(namespace))
-        .map(|policies| policies.schema)
-        .unwrap_or_default()
+    let strategy = cx.settings.schema_compatibility_strategy;
+    cx.metadata.schema_rules(id).or(strategy)
 }
 
 /// Answers whoever asked.

@@ -16,6 +16,8 @@ pub struct StoredSchema {
     pub schema: Schema,
     /// When it was added, milliseconds since the Unix epoch.
     pub added_ms: u64,
+    /// CRC-64-AVRO of its meaning, if it is in Avro's words: one that has another is another. `None` = not known.
+    pub fingerprint: Option<u64>,
 }
 
 /// What became of a schema that was put.
@@ -66,6 +68,8 @@ struct Entry {
     properties: Vec<Pair>,
     #[prost(uint64, tag = "5")]
     added_ms: u64,
+    #[prost(uint64, optional, tag = "6")]
+    fingerprint: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -99,6 +103,7 @@ impl Versions {
                     properties: properties.map(|pair| (pair.key, pair.value)).collect(),
                 },
                 added_ms: entry.added_ms,
+                fingerprint: entry.fingerprint,
             });
         }
         let ordered = all.windows(2).all(|pair| match pair {
@@ -130,6 +135,7 @@ impl Versions {
                 })
                 .collect(),
             added_ms: stored.added_ms,
+            fingerprint: stored.fingerprint,
         });
         let document = Document {
             next: self.next,
@@ -155,11 +161,24 @@ impl Versions {
 
     /// The version that is this schema, if one is.
     pub fn find(&self, schema: &Schema) -> Option<u64> {
-        let schema = check::Compared::new(schema);
-        // Most often the newest.
-        let mut all = self.all.iter().rev();
-        all.find(|stored| schema.same(&stored.schema))
-            .map(|stored| stored.version)
+        self.find_compared(&check::Compared::new(schema), schema)
+    }
+
+    /// By its bytes first, which is most often enough; then by its meaning, where that may be the same.
+    fn find_compared(&self, compared: &check::Compared<'_>, schema: &Schema) -> Option<u64> {
+        let all = || self.all.iter().rev();
+        let by_bytes = |stored: &&StoredSchema| {
+            stored.schema.kind == schema.kind && stored.schema.data == schema.data
+        };
+        if let Some(found) = all().find(by_bytes) {
+            return Some(found.version);
+        }
+        let own = compared.fingerprint()?;
+        let by_meaning = |stored: &&StoredSchema| {
+            let alike = stored.fingerprint.is_none_or(|theirs| theirs == own);
+            alike && compared.same(&stored.schema)
+        };
+        all().find(by_meaning).map(|stored| stored.version)
     }
 
     /// Bytes in memory, about.
@@ -194,9 +213,11 @@ impl Versions {
         now_ms: u64,
     ) -> Result<Put, SchemaError> {
         schema.validate()?;
-        if let Some(version) = self.find(&schema) {
+        let compared = check::Compared::new(&schema);
+        if let Some(version) = self.find_compared(&compared, &schema) {
             return Ok(Put::Exists(version));
         }
+        let fingerprint = compared.fingerprint();
         self.check(&schema, strategy)?;
         let bytes = self.size() + schema.size() + 128;
         if self.all.len() >= MAX_VERSIONS || bytes > MAX_ALL_VERSIONS {
@@ -211,6 +232,7 @@ impl Versions {
             version,
             schema,
             added_ms: now_ms,
+            fingerprint,
         });
         Ok(Put::Added(version))
     }

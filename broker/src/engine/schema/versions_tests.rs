@@ -197,3 +197,45 @@ fn damaged_values_are_refused() {
     assert!(Versions::read(wrong.encode_to_vec().into()).is_err());
     assert_eq!(Versions::read(Bytes::new()), Ok(Versions::default()));
 }
+
+/// With hundreds of versions, a schema that is there in other words is found by one comparison, and one that is new by none; what older
+/// brokers stored has no fingerprints, and is compared.
+#[test]
+fn the_same_schema_is_found_by_its_fingerprint() {
+    let numbered = |n: usize| avro(&[(&format!("f{n}"), INT), ("b", OPTIONAL)]);
+    let mut versions = Versions::default();
+    for n in 0..50 {
+        versions
+            .put(numbered(n), Strategy::AlwaysCompatible, 0)
+            .unwrap();
+    }
+    let words = |schema: &Schema| Schema {
+        data: Bytes::from(
+            String::from_utf8_lossy(&schema.data)
+                .replace(',', " , ")
+                .into_bytes(),
+        ),
+        ..schema.clone()
+    };
+    let other = words(&numbered(7));
+    assert_ne!(other.data, numbered(7).data);
+    assert_eq!(versions.find(&other), Some(7));
+    assert_eq!(versions.find(&numbered(50)), None);
+    let read = Versions::read(versions.write()).unwrap();
+    assert_eq!(read, versions);
+    assert!(read.all().iter().all(|stored| stored.fingerprint.is_some()));
+    let mut old = versions.clone();
+    old.all
+        .iter_mut()
+        .for_each(|stored| stored.fingerprint = None);
+    assert_eq!(old.find(&other), Some(7));
+    // Whoever finds a fingerprint that is his own still compares.
+    let mut wrong = versions.clone();
+    let own = versions.all[7].fingerprint;
+    wrong
+        .all
+        .iter_mut()
+        .for_each(|stored| stored.fingerprint = own);
+    assert_eq!(wrong.find(&other), Some(7));
+    assert_eq!(wrong.find(&numbered(50)), None);
+}

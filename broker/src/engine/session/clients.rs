@@ -173,7 +173,7 @@ impl Session {
         let initial_subscription = producer
             .initial_subscription_name
             .filter(|name| !name.is_empty());
-        if initial_subscription.is_some() && !cx.settings.allow_auto_subscription_creation {
+        if initial_subscription.is_some() && !cx.auto_subscriptions(&topic) {
             let text = "The initial subscription may not be created: allowAutoSubscriptionCreation is false";
             return self.send_error(cx, request_id, ServerError::NotAllowedError, text);
         }
@@ -286,6 +286,7 @@ impl Session {
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let volatile = topic.domain() == Domain::NonPersistent;
         let client = self.next_client(id);
+        let create_subscription = cx.auto_subscriptions(&topic);
         let siblings = u32::try_from(self.consumers.len()).unwrap_or(u32::MAX);
         self.consumers.insert(
             id,
@@ -318,7 +319,7 @@ impl Session {
             earliest: subscribe.initial_position
                 == Some(proto::command_subscribe::InitialPosition::Earliest as i32),
             create_topic: create_topic && subscribe.force_topic_creation.unwrap_or(true),
-            create_subscription: cx.settings.allow_auto_subscription_creation,
+            create_subscription,
             properties: subscribe
                 .subscription_properties
                 .into_iter()

@@ -11,7 +11,8 @@ use crate::engine::message::{CoreId, Message};
 use crate::engine::reply;
 use crate::engine::time::Now;
 use crate::engine::watch::{
-    MAX_ALL_WATCHERS, MAX_NAMES, MAX_WATCHERS, PatternError, TopicPattern, Watcher, topics_hash,
+    MAX_ALL_PATTERNS, MAX_ALL_WATCHERS, MAX_NAMES, MAX_PATTERNS, MAX_WATCHERS, PatternError,
+    TopicPattern, Watcher, topics_hash,
 };
 
 /// A list of topics that is being collected.
@@ -20,8 +21,10 @@ pub(super) struct Listing {
     request_id: u64,
     /// Cores that have not answered.
     missing: CoreId,
-    /// Names so far.
+    /// Names so far; once all are here: those that are to be looked at.
     names: Vec<Arc<str>>,
+    /// Those that the pattern means.
+    meant: Vec<Arc<str>>,
     /// The client's hash.
     hash: Option<String>,
     answer: ListingFor,
@@ -31,8 +34,31 @@ pub(super) struct Listing {
 enum ListingFor {
     /// GET_TOPICS_OF_NAMESPACE; only the names that the pattern means.
     List(Option<TopicPattern>),
-    /// WATCH_TOPIC_LIST.
+    /// WATCH_TOPIC_LIST; only the names that the watcher's pattern means.
     Watcher(u64),
+}
+
+impl Listing {
+    /// Looks at names while `left` lasts. True when none are left.
+    fn look(&mut self, watchers: &Watchers, left: &mut usize) -> bool {
+        let pattern = match &self.answer {
+            ListingFor::List(pattern) => pattern.as_ref(),
+            ListingFor::Watcher(id) => watchers.get(id).map(Watcher::pattern),
+        };
+        let Some(pattern) = pattern else {
+            self.meant = std::mem::take(&mut self.names);
+            return true;
+        };
+        while *left > 0
+            && let Some(name) = self.names.pop()
+        {
+            *left = left.saturating_sub(pattern.cost(&name));
+            if pattern.matches(&name) {
+                self.meant.push(name);
+            }
+        }
+        self.names.is_empty()
+    }
 }
 
 /// The watchers of a session, by the ids that its client chose.
@@ -79,6 +105,7 @@ impl Session {
             request_id,
             missing: cx.cores,
             names: Vec::new(),
+            meant: Vec::new(),
             hash: question.topics_hash,
             answer: ListingFor::List(pattern),
         };
@@ -109,27 +136,28 @@ impl Session {
         }
     }
 
-    /// A core's part of a list. True if it was the last one and frames may go on.
-    pub(super) fn topics(
-        &mut self,
-        cx: &mut Context,
-        request_id: u64,
-        more: Vec<Arc<str>>,
-        now: Now,
-    ) -> bool {
+    /// A core's part of a list. True if it was the last one.
+    pub(super) fn topics(&mut self, more: Vec<Arc<str>>) -> bool {
         let Some(listing) = &mut self.listing else {
             return false;
         };
         listing.names.extend(more);
         listing.missing = listing.missing.saturating_sub(1);
-        if listing.missing > 0 {
-            return false;
-        }
-        let Some(listing) = self.listing.take() else {
+        listing.missing == 0
+    }
+
+    /// All names of the list are here: looks at them while `left` lasts. True if it was answered and frames may go on.
+    pub(super) fn look_at_topics(&mut self, cx: &mut Context, left: &mut usize, now: Now) -> bool {
+        let Some(mut listing) = self.listing.take() else {
             return false;
         };
+        if listing.missing > 0 || !listing.look(&self.watchers, left) {
+            self.listing = Some(listing);
+            return false;
+        }
         let Listing {
-            mut names,
+            request_id,
+            meant: mut names,
             hash,
             answer,
             ..
@@ -137,9 +165,6 @@ impl Session {
         match answer {
             ListingFor::List(pattern) => {
                 let filtered = pattern.is_some();
-                if let Some(pattern) = pattern {
-                    names.retain(|name| pattern.matches(name));
-                }
                 names.sort_unstable();
                 let new_hash = topics_hash(names.iter());
                 let changed = hash.as_deref() != Some(new_hash.as_str());
@@ -208,6 +233,14 @@ impl Session {
                 "The broker has {} topic list watchers with {} topics on this core, of {MAX_ALL_WATCHERS} and {MAX_NAMES}",
                 cx.watch.count, cx.watch.names
             ))
+        } else if self.pattern_bytes() + pattern.bytes() > MAX_PATTERNS
+            || cx.watch.patterns + pattern.bytes() > MAX_ALL_PATTERNS
+        {
+            Some(format!(
+                "The patterns of the topic list watchers of this connection take {} bytes, of all on this core {}; with this one it would be more than {MAX_PATTERNS} or {MAX_ALL_PATTERNS}. Close some, or use simpler patterns",
+                self.pattern_bytes(),
+                cx.watch.patterns
+            ))
         } else {
             None
         };
@@ -215,6 +248,7 @@ impl Session {
             return self.send_error(cx, request_id, ServerError::TooManyRequests, text);
         }
         cx.watch.add(&watch.namespace, self.me, id);
+        cx.watch.patterns += pattern.bytes();
         self.watchers
             .insert(id, Watcher::new(watch.namespace.clone(), pattern));
         // Before the list, so that no change falls between the two.
@@ -223,10 +257,15 @@ impl Session {
             request_id,
             missing: cx.cores,
             names: Vec::new(),
+            meant: Vec::new(),
             hash: watch.topics_hash,
             answer: ListingFor::Watcher(id),
         };
         self.collect(cx, listing, watch.namespace, true, false);
+    }
+
+    fn pattern_bytes(&self) -> usize {
+        self.watchers.values().map(Watcher::pattern_bytes).sum()
     }
 
     fn tell_cores(&self, cx: &mut Context, namespace: &str, on: bool) {
@@ -288,6 +327,7 @@ impl Session {
 
     fn forget_watcher(&self, cx: &mut Context, id: u64, watcher: &Watcher) {
         cx.watch.remove(&watcher.namespace, self.me, id);
+        cx.watch.patterns = cx.watch.patterns.saturating_sub(watcher.pattern_bytes());
         cx.watch.names = cx.watch.names.saturating_sub(watcher.weight());
         self.tell_cores(cx, &watcher.namespace, false);
     }

@@ -3,6 +3,7 @@
 use vela_proto::{self as proto, ServerError};
 
 use super::{Session, Sessions};
+use crate::engine::TOO_MANY;
 use crate::engine::context::{Context, MetadataRequest};
 use crate::engine::message::{Message, SessionRef};
 use crate::engine::metadata::{Metadata, PartitionCheck, may_be_partitioned};
@@ -127,6 +128,7 @@ impl Sessions {
         request_id: u64,
         topic: &TopicName,
         exists: bool,
+        full: bool,
     ) {
         let token = self.next_token;
         let Some(session) = self.find(session) else {
@@ -144,6 +146,11 @@ impl Sessions {
                 cx,
                 &reply::partitions_failed(request_id, ServerError::TopicNotFound, ""),
             );
+        }
+        if full {
+            let refused =
+                reply::partitions_failed(request_id, ServerError::NotAllowedError, TOO_MANY);
+            return session.send(cx, &refused);
         }
         let count = cx.settings.default_num_partitions.max(1);
         let (key, value) = Metadata::partitioned_entry(topic, count);

@@ -13,6 +13,7 @@ mod peers;
 mod publish;
 mod schemas;
 pub(super) mod throttling;
+pub(super) mod turns;
 mod unsupported;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,7 @@ use vela_proto::{BaseCommand, ServerError, base_command::Type};
 
 use self::listing::{Listing, Watchers};
 use self::throttling::Holds;
+use self::turns::Turns;
 use super::context::{ConnId, Context};
 use super::message::{ClientRef, CoreId, Delivery, Message, SessionRef};
 use super::output::OutBuf;
@@ -195,6 +197,7 @@ pub(super) struct Sessions {
     creations: BTreeMap<u64, (SessionRef, u64, String, u32)>,
     next_token: u64,
     connected: usize,
+    turns: Turns,
 }
 
 impl Sessions {
@@ -295,6 +298,15 @@ impl Sessions {
             cx.post(core, Message::Probed { probe, alive: true });
         }
         let kind = hot::command_type(frame.command()).ok();
+        let cost = kind.map_or(0, turns::cost);
+        if cost > 0 && cx.turn_units == 0 && session.stage == Stage::Connected {
+            session.holds.frame = Some(Box::new(frame));
+            session.holds.turn = true;
+            session.reading = false;
+            let target = session.me;
+            self.turns.commands.push_back(target);
+            return;
+        }
         Self::handle(session, cx, frame, now);
         session.watch_output(cx, now);
         session.reading = session.wants_frames(cx.settings.publish_pacing)
@@ -307,6 +319,7 @@ impl Sessions {
         let Ok(kind) = hot::command_type(frame.command()) else {
             return session.protocol_error(cx);
         };
+        cx.turn_units = cx.turn_units.saturating_sub(turns::cost(kind));
         match (session.stage, kind) {
             (Stage::Closing, _) | (_, Type::Pong) => {}
             (_, Type::Ping) => {
@@ -481,17 +494,20 @@ impl Sessions {
                 request_id,
                 topic,
                 exists,
-            } => self.topic_exists(cx, session, request_id, &topic, exists),
+                full,
+            } => self.topic_exists(cx, session, request_id, &topic, exists, full),
             Message::Topics {
                 session,
-                request_id,
+                request_id: _,
                 names,
             } => {
-                let Some(session) = self.find(session) else {
-                    return;
-                };
-                if session.topics(cx, request_id, names, now) {
-                    Self::settle(session, cx, now);
+                let target = session;
+                if self
+                    .find(target)
+                    .is_some_and(|session| session.topics(names))
+                {
+                    // Looked at when the turn ends.
+                    self.turns.lists.push_back(target);
                 }
             }
             Message::TopicChanged {

@@ -28,7 +28,9 @@ pub(super) struct Holds {
     /// The second in which it last published.
     published: u64,
     pub(super) outbound: Outbound,
-    /// A frame that must wait for a close of the same id.
+    /// The frame waits for the next turn.
+    pub(super) turn: bool,
+    /// A frame that must wait for a close of the same id, or for the next turn.
     pub(super) frame: Option<Box<Frame>>,
 }
 
@@ -273,6 +275,7 @@ impl Sessions {
     /// Lets a held frame go on and tells the runtime when frames or bytes are wanted again.
     pub(super) fn settle(session: &mut Session, cx: &mut Context, now: Now) {
         if session.stage != Stage::Closing
+            && !session.holds.turn
             && session.holds.throttle.may_deliver()
             && !session.awaits_answer()
             && let Some(frame) = session.holds.frame.take()

@@ -6,7 +6,7 @@ use super::openings::{ConsumerSeat, MAX_WAITING, ProbeFor, Refusal, Seat};
 use super::roster::Consumer;
 use super::sticky::Refused;
 use super::subscription::{ORPHAN_MS, Subscription, create_durable, mark_delete};
-use super::{Topic, Topics};
+use super::{TOO_MANY, Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenConsumer, SubType};
 use crate::engine::time::Now;
@@ -49,14 +49,33 @@ impl Topics {
                 return refuse(ServerError::ConsumerAssignError, text);
             }
         };
+        if open.create_topic && self.is_full(cx, &open.topic, 1) {
+            return refuse(ServerError::NotAllowedError, TOO_MANY.into());
+        }
         let Some(slot) = self.find_or_create(cx, &open.topic, open.create_topic, now) else {
             return refuse(
                 ServerError::TopicNotFound,
                 format!("Topic {} does not exist", open.topic),
             );
         };
+        if let Some(text) = self.topics.get(slot as usize).and_then(Topic::fence) {
+            return refuse(ServerError::ServiceNotReady, text);
+        }
         self.check_consumer_limits(cx, slot, &open.subscription, &open.address, now)
             .map_err(|(error, message)| (request_id, error, message))?;
+        let limits = self
+            .topics
+            .get(slot as usize)
+            .and_then(|topic| topic.limits);
+        let limits = limits.unwrap_or_default();
+        if !limits.subscription_types.allow(open.sub_type) {
+            let text = format!(
+                "Topic {} takes no {} subscriptions: subscriptionTypesEnabled",
+                open.topic,
+                open.sub_type.name()
+            );
+            return refuse(ServerError::NotAllowedError, text);
+        }
         let Some(open) = self.reading_schema(cx, client, slot, open) else {
             return Ok(());
         };

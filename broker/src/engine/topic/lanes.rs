@@ -523,14 +523,26 @@ impl Topics {
         }
     }
 
-    /// Bytes of chunks that are not durable, and of durable ones kept for reads.
+    /// Bytes of chunks that are not durable, and of what is kept only to be quicker.
     pub(crate) fn chunk_memory(&self) -> (usize, usize) {
         self.lanes.iter().fold((0, 0), |(log, cache), seat| {
             (
                 log + seat.lane.unacked_bytes(),
-                cache + seat.lane.cache().durable_bytes(),
+                cache + seat.lane.spare_bytes(),
             )
         })
+    }
+
+    /// Gives up so many bytes of the latter, each lane in proportion to what it has.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
+        let (_, all) = self.chunk_memory();
+        for seat in &mut self.lanes {
+            // In 128 bits, rounded up: all of it is never less than what was asked for.
+            let part =
+                (bytes as u128 * seat.lane.spare_bytes() as u128).div_ceil(all.max(1) as u128);
+            seat.lane
+                .shrink(usize::try_from(part).unwrap_or(usize::MAX));
+        }
     }
 
     /// True when everything appended is durable and answered.

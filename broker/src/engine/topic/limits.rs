@@ -6,7 +6,7 @@ use vela_proto::ServerError;
 use super::Topics;
 use super::producer::Producer;
 use crate::engine::context::Context;
-use crate::engine::metadata::{NamespacePolicy, TopicPolicy};
+use crate::engine::metadata::{NamespacePolicy, SubTypes, TopicPolicy};
 use crate::engine::name::{Domain, TopicName};
 use crate::engine::time::Now;
 
@@ -29,6 +29,8 @@ pub(super) struct Limits {
     pub(super) message_size: u32,
     /// How far in the future a message may be delivered, milliseconds.
     pub(super) delay_ms: u64,
+    /// The types that subscriptions may have.
+    pub(super) subscription_types: SubTypes,
     /// Messages are delayed.
     pub(super) delayed: bool,
     /// How exactly, milliseconds.
@@ -76,16 +78,20 @@ impl Limits {
             message_size: topic.max_message_size.unwrap_or(0),
             delay_ms: match volatile {
                 true => 0,
-                false => namespace
+                false => topic
                     .max_delivery_delay_ms
+                    .or(namespace.max_delivery_delay_ms)
                     .unwrap_or(settings.delayed_delivery_max_delay_in_millis),
             },
+            subscription_types: topic.subscription_types.or(namespace.subscription_types),
             delayed: !volatile
-                && namespace
+                && topic
                     .delayed_delivery
+                    .or(namespace.delayed_delivery)
                     .unwrap_or(settings.delayed_delivery_enabled),
-            delay_tick_ms: namespace
+            delay_tick_ms: topic
                 .delayed_delivery_tick_ms
+                .or(namespace.delayed_delivery_tick_ms)
                 .unwrap_or(settings.delayed_delivery_tick_time_millis),
         }
     }

@@ -5,11 +5,14 @@ mod ack;
 mod admin;
 mod by_time;
 mod chunks;
+mod counts;
 mod dedup;
 mod delayed;
+mod deletion;
 mod dispatch;
 mod dispatcher;
 mod failover;
+mod inactive;
 mod joining;
 mod key_shared;
 mod lanes;
@@ -43,9 +46,14 @@ use vela_proto::ServerError;
 
 use self::access::Access;
 use self::admin::Inquiry;
+use self::counts::Counts;
+pub(crate) use self::counts::TOO_MANY;
 use self::dedup::{Gone, Sweep};
 use self::delayed::Timers;
+pub(super) use self::deletion::TOKEN as DELETION_TOKEN;
+use self::deletion::{Deletion, Deletions};
 pub(super) use self::dispatch::ENTRY_COST;
+use self::inactive::Inactive;
 use self::lanes::LaneSeat;
 use self::limits::Limits;
 use self::meter::Traffic;
@@ -64,7 +72,7 @@ use super::message::{ClientKey, ClientRef, CoreId, Message};
 use super::name::{Domain, TopicName};
 use super::reply;
 use super::time::Now;
-use crate::store::log::{Lane, LaneState, LedgerInfo, Position, Record, TopicState};
+use crate::store::log::{Lane, LaneState, LedgerInfo, Position, Record, TopicId, TopicState};
 
 /// How long a ledger stays that no subscription holds, milliseconds: Pulsar's default managedLedgerMinLedgerRolloverTimeMinutes.
 const UNCLAIMED_MS: u64 = 10 * 60_000;
@@ -100,11 +108,13 @@ pub(super) struct Topic {
     inquiries: Vec<Inquiry>,
     /// It was deleted; its slot stays taken until nothing in the log's queue names it.
     deleted: bool,
+    /// It is on its way out: nobody joins it.
+    deletion: Option<Box<Deletion>>,
     /// It was terminated, and that is durable.
     ended: bool,
     /// Subscriptions whose consumers know that nothing more comes.
     end_told: BTreeSet<u32>,
-    /// Since when nobody was seen to use a non-persistent topic, monotonic milliseconds.
+    /// Since when nobody was seen to use it, monotonic milliseconds.
     unused_since: Option<u64>,
     /// Its publish rate, if it has one or had one.
     rate: Option<Box<TopicRate>>,
@@ -135,6 +145,7 @@ impl Topic {
             entries_added: 0,
             inquiries: Vec::new(),
             deleted: false,
+            deletion: None,
             ended: state.terminated.is_some(),
             end_told: BTreeSet::new(),
             unused_since: None,
@@ -223,8 +234,8 @@ pub(super) struct Topics {
     by_name: BTreeMap<Arc<str>, u32>,
     clients: FxHashMap<ClientKey, Seat>,
     probes: BTreeMap<u64, (ClientRef, ProbeFor)>,
-    /// Openings whose schema is being looked at elsewhere.
-    deciding: FxHashMap<ClientKey, Opening>,
+    /// Openings whose schema is being looked at elsewhere, and the topic they are for.
+    deciding: FxHashMap<ClientKey, (Opening, Option<TopicId>)>,
     /// Namespaces that cores watch, and how many watchers each has.
     watched: BTreeMap<String, BTreeMap<CoreId, u32>>,
     /// Who in HTTP waits for a termination, by running number.
@@ -246,6 +257,9 @@ pub(super) struct Topics {
     /// Messages that consumers of this core's topics hold.
     unacked: CoreUnacked,
     volatile: Volatile,
+    inactive: Inactive,
+    deletions: Deletions,
+    counts: Counts,
 }
 
 impl Topics {
@@ -275,6 +289,9 @@ impl Topics {
             delays: Timers::new(),
             unacked: CoreUnacked::default(),
             volatile: Volatile::default(),
+            inactive: Inactive::default(),
+            deletions: Deletions::default(),
+            counts: Counts::default(),
         };
         for (index, (shard, lane, state)) in lanes.into_iter().enumerate() {
             topics
@@ -283,6 +300,7 @@ impl Topics {
             for topic in state.topics.into_values() {
                 match TopicName::parse(&topic.name) {
                     Ok(name) => {
+                        topics.counts.found(&name);
                         topics.insert(name, topic, index);
                     }
                     Err(error) => {
@@ -333,6 +351,9 @@ impl Topics {
         now: Now,
     ) -> Option<u32> {
         if let Some(slot) = self.by_name.get(name.as_str()) {
+            if let Some(topic) = self.topics.get_mut(*slot as usize) {
+                topic.unused_since = None;
+            }
             return Some(*slot);
         }
         if !create {
@@ -357,6 +378,8 @@ impl Topics {
             lane,
         );
         self.configure_rate(cx, slot, now);
+        self.reconsider_inactive(cx, now);
+        self.count(cx, name, true);
         self.tell_watchers(cx, name, true);
         Some(slot)
     }
@@ -433,6 +456,8 @@ impl Topics {
                 topic,
             } => {
                 let exists = self.by_name.contains_key(topic.as_str());
+                let partitions = cx.settings.default_num_partitions.max(1);
+                let full = self.is_full(cx, &topic, partitions);
                 cx.post(
                     session.core,
                     Message::TopicExists {
@@ -440,6 +465,7 @@ impl Topics {
                         request_id,
                         topic,
                         exists,
+                        full,
                     },
                 );
             }
@@ -465,6 +491,11 @@ impl Topics {
                 namespace,
                 on,
             } => self.watch(core, namespace, on),
+            Message::TopicCount {
+                from,
+                namespace,
+                count,
+            } => self.counted(from, namespace, count),
             Message::SchemaOfTopic { topic, ask } => self.schema_of_topic(cx, &topic, ask),
             Message::SchemaDecided { client, decided } => {
                 self.schema_decided(cx, client, decided, now)
@@ -564,7 +595,7 @@ impl Topics {
             delays,
             self.rates.next_wakeup(),
             self.sweep.next_wakeup(),
-            self.volatile.next_wakeup(),
+            self.inactive.next_wakeup(),
         ]
         .into_iter()
         .flatten()
@@ -578,7 +609,7 @@ impl Topics {
         self.sweep_sequences(cx, now);
         self.tick_failover(cx, now);
         self.tick_delayed(now);
-        self.sweep_volatile(cx, now);
+        self.look_for_inactive(cx, now);
         while let Some(&(at, slot, sub_slot)) = self.orphans.first() {
             if at > now.ms {
                 break;

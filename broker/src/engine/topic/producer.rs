@@ -6,7 +6,7 @@ use super::access::Verdict;
 use super::limits::host;
 use super::meter::{Meter, Traffic};
 use super::openings::Refusal;
-use super::{ProbeFor, Seat, Topic, Topics, subscription};
+use super::{ProbeFor, Seat, TOO_MANY, Topic, Topics, subscription};
 use crate::engine::context::Context;
 use crate::engine::message::{ClientRef, Message, OpenProducer, OpenSchema};
 use crate::engine::time::Now;
@@ -58,6 +58,9 @@ impl Topics {
     ) -> Result<(), Refusal> {
         let request_id = open.request_id;
         let refuse = |error, message: String| Err((request_id, error, message));
+        if open.create && self.is_full(cx, &open.topic, 1) {
+            return refuse(ServerError::NotAllowedError, TOO_MANY.into());
+        }
         let Some(slot) = self.find_or_create(cx, &open.topic, open.create, now) else {
             return refuse(
                 ServerError::TopicNotFound,
@@ -68,6 +71,9 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return Ok(());
         };
+        if let Some(text) = topic.fence() {
+            return refuse(ServerError::ServiceNotReady, text);
+        }
         let limits = topic.limits.unwrap_or_default();
         let holder = open.name.as_ref().and_then(|name| {
             let index = topic.producer_names.get(name)?;

@@ -200,7 +200,7 @@ impl Topics {
     /// Takes over rates from settings and policies; removing or raising one lets its waiters go on at once.
     pub(crate) fn reconfigure(&mut self, cx: &mut Context, now: Now) {
         self.reconsider_unacked(cx);
-        self.reconsider_volatile(cx, now);
+        self.reconsider_inactive(cx, now);
         let time = nanos(now);
         let (messages, bytes) = (
             cx.settings.broker_publisher_throttling_max_message_rate,
@@ -237,7 +237,7 @@ impl Topics {
         self.rates.limited.remove(&slot);
     }
 
-    /// Sets a topic's rate and group from its namespace and the settings.
+    /// Sets a topic's rate and group from policies and settings.
     pub(super) fn configure_rate(&mut self, cx: &Context, slot: u32, now: Now) {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
@@ -246,8 +246,10 @@ impl Topics {
             return;
         }
         let policy = cx.metadata.namespace(topic.name.namespace());
-        let rate = policy
-            .and_then(|policy| policy.publish_rate)
+        let own = cx.metadata.topic_policy(&topic.name);
+        let rate = own
+            .and_then(|own| own.publish_rate)
+            .or_else(|| policy.and_then(|policy| policy.publish_rate))
             .unwrap_or(Rate {
                 messages: cx.settings.max_publish_rate_per_topic_in_messages,
                 bytes: cx.settings.max_publish_rate_per_topic_in_bytes,

@@ -49,7 +49,10 @@ impl Topics {
         opening: Opening,
     ) {
         self.wait(client, 0);
-        self.deciding.insert(client.key(), opening);
+        let found = self.by_name.get(topic.as_str());
+        let found = found.and_then(|slot| self.topics.get(*slot as usize));
+        let of = found.map(|topic| topic.state.id);
+        self.deciding.insert(client.key(), (opening, of));
         let ask = Ask {
             id: SchemaId::of(topic),
             asker: Asker::Opening {
@@ -127,13 +130,27 @@ impl Topics {
         decided: Decided,
         now: Now,
     ) {
-        let Some(opening) = self.deciding.remove(&client.key()) else {
+        let Some((opening, of)) = self.deciding.remove(&client.key()) else {
             return;
         };
         if !matches!(self.clients.get(&client.key()), Some(Seat::Waiting { .. })) {
             // It was closed in the meantime.
             return;
         }
+        let topic = match &opening {
+            Opening::Producer(open) => &open.topic,
+            Opening::Consumer(open) => &open.topic,
+        };
+        let found = self.by_name.get(topic.as_str());
+        let found = found.and_then(|slot| self.topics.get(*slot as usize));
+        let decided = match found.map(|topic| topic.state.id) {
+            // Another one has its name: its schemas went with it.
+            id if id != of => {
+                let text = format!("Topic {topic} was deleted meanwhile: come again");
+                Err((ServerError::ServiceNotReady, text))
+            }
+            _ => decided,
+        };
         match (opening, decided) {
             (Opening::Producer(mut open), Ok(version)) => {
                 open.schema = OpenSchema::Decided(version);
@@ -154,7 +171,7 @@ impl Topics {
 
     /// GET_OR_CREATE_SCHEMA goes on if the topic is there.
     pub(super) fn schema_of_topic(&mut self, cx: &mut Context, topic: &TopicName, ask: Box<Ask>) {
-        if self.by_name.contains_key(topic.as_str()) {
+        if self.by_name.contains_key(topic.as_str()) && self.fence_of(topic).is_none() {
             return post_ask(cx, ask);
         }
         let Asker::Session {

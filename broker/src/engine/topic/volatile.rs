@@ -41,14 +41,6 @@ pub(super) struct Volatile {
     topics: BTreeSet<u32>,
     /// Topics made since the start.
     made: TopicId,
-    /// When to look next for those that nobody uses, monotonic milliseconds.
-    sweep_at: Option<u64>,
-}
-
-impl Volatile {
-    pub(super) fn next_wakeup(&self) -> Option<u64> {
-        self.sweep_at
-    }
 }
 
 impl Topic {
@@ -61,23 +53,6 @@ impl Topic {
     pub(super) fn log(&self) -> Option<usize> {
         (!self.is_volatile()).then_some(self.lane)
     }
-
-    /// Nobody produces, waits to produce, or consumes.
-    fn is_unused(&self) -> bool {
-        self.producers.is_empty() && self.access.queue.is_empty() && self.subs.is_empty()
-    }
-}
-
-/// Time between two looks for unused topics, and how long one stays, milliseconds; `None` = they stay for good.
-fn patience(settings: &Settings) -> Option<(u64, u64)> {
-    let every = settings.broker_delete_inactive_topics_frequency_ms.max(1);
-    let stays = match settings.broker_delete_inactive_topics_max_inactive_duration_ms {
-        0 => every,
-        stays => stays,
-    };
-    settings
-        .broker_delete_inactive_topics_enabled
-        .then_some((every, stays))
 }
 
 impl Topics {
@@ -95,10 +70,8 @@ impl Topics {
         let state = TopicState::new(id, name.as_str(), now.wall_ms);
         let slot = self.insert(name.clone(), state, lane);
         self.volatile.topics.insert(slot);
-        if let Some((every, _)) = patience(&cx.settings) {
-            self.volatile.sweep_at.get_or_insert(now.ms + every);
-        }
         self.configure_rate(cx, slot, now);
+        self.reconsider_inactive(cx, now);
         slot
     }
 
@@ -186,55 +159,11 @@ impl Topics {
         self.reply_error(cx, client, request_id, error, NO_LAST_ID);
     }
 
-    /// Forgets topics that nobody has used for a while.
-    pub(super) fn sweep_volatile(&mut self, cx: &mut Context, now: Now) {
-        if self.volatile.sweep_at.is_none_or(|at| at > now.ms) {
-            return;
-        }
-        let Some((every, stays)) = patience(&cx.settings) else {
-            self.volatile.sweep_at = None;
-            return;
-        };
-        let mut gone = Vec::new();
-        for slot in &self.volatile.topics {
-            let Some(topic) = self.topics.get_mut(*slot as usize) else {
-                continue;
-            };
-            if !topic.is_unused() {
-                topic.unused_since = None;
-            } else if now
-                .ms
-                .saturating_sub(*topic.unused_since.get_or_insert(now.ms))
-                >= stays
-            {
-                gone.push(*slot);
-            }
-        }
-        for slot in gone {
-            self.forget_volatile(cx, slot, now);
-        }
-        self.volatile.sweep_at = (!self.volatile.topics.is_empty()).then_some(now.ms + every);
-    }
-
-    fn forget_volatile(&mut self, cx: &mut Context, slot: u32, now: Now) {
-        self.retire(cx, slot, now);
-        self.volatile_gone(slot);
-    }
-
     /// A topic was retired. If it is non-persistent, nothing in the log names its slot: that is free.
     pub(super) fn volatile_gone(&mut self, slot: u32) {
         if self.volatile.topics.remove(&slot) {
             self.vacate(slot);
         }
-    }
-
-    /// Settings have changed: unused topics may be looked for from now on.
-    pub(super) fn reconsider_volatile(&mut self, cx: &Context, now: Now) {
-        let wanted = patience(&cx.settings).filter(|_| !self.volatile.topics.is_empty());
-        self.volatile.sweep_at = wanted.map(|(every, _)| {
-            let at = now.ms + every;
-            self.volatile.sweep_at.map_or(at, |planned| planned.min(at))
-        });
     }
 }
 

@@ -19,6 +19,11 @@ pub(in crate::engine) const MAX_ALL_WATCHERS: usize = 8192;
 /// connection, and its client begins anew.
 pub(in crate::engine) const MAX_NAMES: usize = 4_000_000;
 
+/// Bytes of the patterns of the watchers of one connection; more are refused.
+pub(in crate::engine) const MAX_PATTERNS: usize = 8 << 20;
+/// Bytes of the patterns of all watchers of one core; more are refused.
+pub(in crate::engine) const MAX_ALL_PATTERNS: usize = 64 << 20;
+
 /// Who watches on this core.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct WatchIndex {
@@ -27,6 +32,8 @@ pub(in crate::engine) struct WatchIndex {
     pub(in crate::engine) count: usize,
     /// Names that they follow and changes that they have not told, in all.
     pub(in crate::engine) names: usize,
+    /// Bytes of their patterns.
+    pub(in crate::engine) patterns: usize,
     /// Sessions with changes to tell before the turn ends.
     pub(in crate::engine) dirty: Vec<SessionRef>,
 }

@@ -4,13 +4,14 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use crate::engine::name::base_of;
 
-/// Largest compiled pattern, bytes.
-const SIZE: usize = 256 << 10;
+/// Sizes of compiled patterns, bytes. One is counted as the smallest that it fits in; beyond the largest it is refused.
+const SIZES: [usize; 4] = [16 << 10, 32 << 10, 64 << 10, 256 << 10];
 
 /// A pattern of topic names. It means the whole name, without the domain and without `-partition-N`.
 #[derive(Debug, Clone)]
 pub struct TopicPattern {
     regex: Regex,
+    size: usize,
 }
 
 /// Why a text is no pattern that this broker can apply.
@@ -34,21 +35,29 @@ impl TopicPattern {
     pub fn parse(text: &str) -> Result<TopicPattern, PatternError> {
         let inner = without_domain(text);
         let build = |unicode| {
-            let build = |text: &str| {
+            let build = |text: &str, size| {
                 RegexBuilder::new(text)
                     .unicode(unicode)
-                    .size_limit(SIZE)
-                    .dfa_size_limit(SIZE)
+                    .size_limit(size)
+                    .dfa_size_limit(size)
                     .nest_limit(50)
                     .build()
             };
-            // By itself first: what closes more than it opens is no pattern.
-            build(&inner)?;
-            build(&format!(r"\A(?:{inner})\z"))
+            let whole = format!(r"\A(?:{inner})\z");
+            let mut last = None;
+            for size in SIZES {
+                // By itself first: what closes more than it opens is no pattern.
+                match build(&inner, size).and_then(|_| build(&whole, size)) {
+                    Ok(regex) => return Ok((regex, size)),
+                    Err(error @ regex::Error::CompiledTooBig(_)) => last = Some(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(last.unwrap_or(regex::Error::CompiledTooBig(0)))
         };
         // Classes like \w mean ASCII, as in RE2 and Java; only what names Unicode classes needs their tables.
         match build(false).or_else(|_| build(true)) {
-            Ok(regex) => Ok(TopicPattern { regex }),
+            Ok((regex, size)) => Ok(TopicPattern { regex, size }),
             Err(_) if looks_around(text) => Err(PatternError::NotApplied),
             Err(error) => {
                 // The last line says what is wrong, the others repeat the pattern.
@@ -57,6 +66,17 @@ impl TopicPattern {
                 Err(PatternError::Broken(reason.to_owned()))
             }
         }
+    }
+
+    /// Bytes that it takes, at most: the compiled pattern, and what applying it keeps.
+    pub fn bytes(&self) -> usize {
+        2 * self.size
+    }
+
+    /// What looking at a name costs, in bytes of a name and a pattern of the smallest size: in the worst case each byte meets every state.
+    pub fn cost(&self, name: &str) -> usize {
+        let [smallest, ..] = SIZES;
+        (name.len() + 32) * (self.size / smallest)
     }
 
     /// Does it mean this topic, by its full name?

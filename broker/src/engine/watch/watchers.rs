@@ -45,6 +45,16 @@ impl Watcher {
         }
     }
 
+    /// Bytes of its pattern.
+    pub(in crate::engine) fn pattern_bytes(&self) -> usize {
+        self.pattern.bytes()
+    }
+
+    /// Its pattern.
+    pub(in crate::engine) fn pattern(&self) -> &TopicPattern {
+        &self.pattern
+    }
+
     /// Names that it holds, several times where it does so.
     pub(in crate::engine) fn weight(&self) -> usize {
         self.names.len() + self.untold.len() + self.early.as_ref().map_or(0, Vec::len)
@@ -70,9 +80,9 @@ impl Watcher {
         !self.untold.is_empty()
     }
 
-    /// The list is there: every topic of the namespace when it was asked for.
+    /// The list is there: every topic of the namespace that its pattern means, when it was asked for.
     pub(in crate::engine) fn begin(&mut self, all: impl Iterator<Item = Arc<str>>) {
-        self.names = all.filter(|name| self.pattern.matches(name)).collect();
+        self.names = all.collect();
         for (name, created) in self.early.take().unwrap_or_default() {
             if created {
                 self.names.insert(name);
@@ -141,7 +151,11 @@ mod tests {
     fn watcher(names: &[&str]) -> Watcher {
         let pattern = TopicPattern::parse("persistent://t/n/a.*").unwrap();
         let mut watcher = Watcher::new("t/n".into(), pattern);
-        watcher.begin(names.iter().map(|local| name(local)));
+        let names = names.iter().map(|local| name(local));
+        let meant: Vec<_> = names
+            .filter(|name| watcher.pattern().matches(name))
+            .collect();
+        watcher.begin(meant.into_iter());
         watcher
     }
 

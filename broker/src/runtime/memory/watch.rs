@@ -27,11 +27,11 @@ pub(super) struct Watch {
     seen: (u64, usize),
     /// And those of the last.
     unfinished: u64,
-    outbound: usize,
+    pub(super) outbound: usize,
 }
 
 impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
-    /// For the heartbeat: reports what the engine holds, ends frames that stand still, and connections that are gone. Looks at
+    /// For the heartbeat: adds up waiting output, ends frames that stand still, and connections that are gone. Looks at
     /// a part of the connections each time, so that many of them hold nobody up.
     pub(in crate::runtime) fn watch_memory(&mut self, now: Now) {
         if now.ms < self.memory.watch.due_ms {
@@ -41,9 +41,6 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         let from = self.memory.watch.next;
         if from == 0 {
             self.memory.watch.pass_ms = now.ms;
-            let mut held = self.engine.buffer_memory();
-            held.outbound = self.memory.watch.outbound;
-            self.memory.report(held);
         }
         let to = from + all.div_ceil(WATCH_PARTS).max(WATCH_LEAST);
         self.watch_some(from..to.min(all), now);

@@ -9,5 +9,6 @@
 mod echo;
 mod memory;
 mod network;
+mod pressure;
 mod stress;
 mod trickle;

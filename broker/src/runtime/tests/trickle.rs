@@ -68,8 +68,8 @@ fn a_trickling_frame_that_ends_is_noticed() {
 /// Every frame of a pool has its first part, and none can have the rest: what wakes the one that goes on is the last that asks in vain.
 #[test]
 fn a_pool_that_all_wait_for_goes_on() {
-    // Frames of a megabyte have a pool of 1088 KiB, so eight first parts leave no room for a rest.
-    let server = Server::with(1, 500, Server::intake(Mode::Auto, 2 << 20, 600_000));
+    // Frames of a megabyte have a pool of 1152 KiB, so eight first parts leave no room for a rest.
+    let server = Server::with(1, 500, Server::intake(Mode::Auto, 6 << 20, 600_000));
     let body = vec![5; 1 << 20];
     let whole = encode(&[ECHO, 0], &body);
     let part = 130 * 1024;

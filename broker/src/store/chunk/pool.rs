@@ -1,8 +1,8 @@
 //! Page-aligned memory for blocks, kept and used again.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::PAGE;
 
@@ -25,6 +25,11 @@ impl AlignedBuf {
         }
     }
 
+    /// Bytes of memory it takes: its capacity, and what its alignment costs.
+    pub(super) fn footprint(&self) -> usize {
+        self.memory.len()
+    }
+
     pub(in crate::store) fn bytes(&self) -> &[u8] {
         self.memory
             .get(self.start..self.start + self.capacity)
@@ -44,10 +49,17 @@ impl AlignedBuf {
     }
 }
 
+/// The size of a buffer for `len` bytes: one of eight per power of two, in whole pages, so that little is wasted and what lies idle fits
+/// the next block.
+pub(super) fn size_class(len: usize) -> usize {
+    let len = len.max(PAGE);
+    len.next_multiple_of((len.next_power_of_two() / 16).max(PAGE))
+}
+
 /// Memory of finished blocks, kept for the next ones.
 ///
 /// Giving pages back to the kernel and taking fresh ones for every block costs more than half of a lane's throughput.
-/// Buffers come in powers of two; at most `idle_bytes_max` bytes lie idle, anything above is freed.
+/// Buffers come in a few sizes ([`size_class`]); at most `idle_bytes_max` bytes lie idle, anything above is freed.
 #[derive(Clone)]
 pub struct BufferPool {
     inner: Arc<PoolInner>,
@@ -57,13 +69,9 @@ struct PoolInner {
     epoch: u64,
     idle_bytes_max: usize,
     salts: AtomicU64,
-    idle: Mutex<Idle>,
-}
-
-#[derive(Default)]
-struct Idle {
-    bytes: usize,
-    buffers: Vec<AlignedBuf>,
+    /// Changed only under the lock.
+    idle_bytes: AtomicUsize,
+    idle: Mutex<Vec<AlignedBuf>>,
 }
 
 impl fmt::Debug for BufferPool {
@@ -81,6 +89,7 @@ impl BufferPool {
             epoch,
             idle_bytes_max,
             salts: AtomicU64::new(0),
+            idle_bytes: AtomicUsize::new(0),
             idle: Mutex::default(),
         };
         Self {
@@ -90,11 +99,31 @@ impl BufferPool {
 
     /// Bytes that lie idle now.
     pub fn idle_bytes(&self) -> usize {
+        self.inner.idle_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Gives idle memory back to the system, `bytes` of it if there is so much. Answers how much that was.
+    pub fn shrink(&self, bytes: usize) -> usize {
+        let mut freed = Vec::new();
+        let mut sum = 0;
+        {
+            let mut idle = self.idle();
+            while sum < bytes
+                && let Some(buf) = idle.pop()
+            {
+                sum += buf.footprint();
+                freed.push(buf);
+            }
+            self.inner.idle_bytes.fetch_sub(sum, Ordering::Relaxed);
+        }
+        sum
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<AlignedBuf>> {
         self.inner
             .idle
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .bytes
     }
 
     pub(super) fn salt(&self) -> u32 {
@@ -106,30 +135,27 @@ impl BufferPool {
     }
 
     pub(super) fn take(&self, len: usize) -> AlignedBuf {
-        let capacity = len.max(PAGE).next_power_of_two();
+        let capacity = size_class(len);
         {
-            let mut idle = self
-                .inner
-                .idle
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            if let Some(at) = idle.buffers.iter().rposition(|b| b.capacity == capacity) {
-                idle.bytes -= capacity;
-                return idle.buffers.swap_remove(at);
+            let mut idle = self.idle();
+            if let Some(at) = idle.iter().rposition(|b| b.capacity == capacity) {
+                let buf = idle.swap_remove(at);
+                self.inner
+                    .idle_bytes
+                    .fetch_sub(buf.footprint(), Ordering::Relaxed);
+                return buf;
             }
         }
         AlignedBuf::new(capacity)
     }
 
     pub(super) fn give(&self, buf: AlignedBuf) {
-        let mut idle = self
-            .inner
-            .idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if idle.bytes + buf.capacity <= self.inner.idle_bytes_max {
-            idle.bytes += buf.capacity;
-            idle.buffers.push(buf);
+        let mut idle = self.idle();
+        if self.idle_bytes() + buf.footprint() <= self.inner.idle_bytes_max {
+            self.inner
+                .idle_bytes
+                .fetch_add(buf.footprint(), Ordering::Relaxed);
+            idle.push(buf);
         }
     }
 }

@@ -132,16 +132,17 @@ fn a_full_block_refuses_and_stays_as_it_was() {
 
 #[test]
 fn memory_comes_back_when_the_last_slice_drops_and_the_pool_stays_bounded() {
-    let pool = BufferPool::new(1, 128 << 10);
+    let pool = BufferPool::new(1, 3 * (64 << 10));
     let mut builder = ChunkBuilder::new(&pool, 1 << 20);
     let offset = builder.append(&[&[1; 50_000]]).unwrap();
     let chunk = builder.seal(1, 0, 1, 0);
-    assert_eq!(chunk.retained(), 64 << 10);
+    let block = (64 << 10) + PAGE;
+    assert_eq!(chunk.retained(), block, "with what its alignment costs");
     let body = chunk.record(offset).unwrap();
     drop(chunk);
     assert_eq!(pool.idle_bytes(), 0);
     drop(body);
-    assert_eq!(pool.idle_bytes(), 64 << 10);
+    assert_eq!(pool.idle_bytes(), block);
     let many: Vec<_> = (0..10)
         .map(|_| {
             let mut b = ChunkBuilder::new(&pool, 1 << 20);
@@ -151,12 +152,38 @@ fn memory_comes_back_when_the_last_slice_drops_and_the_pool_stays_bounded() {
         .collect();
     assert_eq!(pool.idle_bytes(), 0);
     drop(many);
-    assert_eq!(pool.idle_bytes(), 128 << 10);
+    assert_eq!(pool.idle_bytes(), 2 * block);
+    assert_eq!((pool.shrink(1), pool.idle_bytes()), (block, block));
+    assert_eq!((pool.shrink(usize::MAX), pool.idle_bytes()), (block, 0));
+}
+
+#[test]
+fn memory_comes_in_sizes_that_waste_little() {
+    for (len, size) in [
+        (1, PAGE),
+        (PAGE, PAGE),
+        (PAGE + 1, 2 * PAGE),
+        (64 << 10, 64 << 10),
+        ((64 << 10) + 1, 72 << 10),
+        (1 << 20, 1 << 20),
+        ((1 << 20) + 64, 1152 << 10),
+    ] {
+        assert_eq!(super::pool::size_class(len), size, "of {len}");
+    }
+    let mut builder = ChunkBuilder::new(&BufferPool::new(1, 0), (1 << 20) + PAGE);
+    builder.append(&[&[1; 1 << 20]]);
+    assert_eq!(builder.seal(1, 0, 1, 0).retained(), (1152 << 10) + PAGE);
 }
 
 #[test]
 fn a_small_chunk_holds_little_memory() {
     let mut builder = ChunkBuilder::new(&BufferPool::new(1, 1 << 20), 1 << 20);
-    builder.append(&[b"ack"]);
-    assert_eq!(builder.seal(1, 0, 1, 0).retained(), PAGE);
+    let offset = builder.append(&[b"ack"]).unwrap();
+    let chunk = builder.seal(1, 0, 1, 0);
+    assert_eq!(chunk.retained(), 2 * PAGE);
+    let small = chunk.compact().unwrap();
+    assert_eq!(small.retained(), HEADER_LEN + FRAME_LEN + 3);
+    assert_eq!(small.record(offset).unwrap(), "ack");
+    assert_eq!(small.records().count(), 1);
+    assert!(small.compact().is_none());
 }

@@ -151,13 +151,18 @@ impl ChunkCache {
         self.evict();
     }
 
-    /// The chunk is durable: it may be evicted from now on.
+    /// The chunk is durable: it may be evicted from now on, and a small one no longer needs memory that can be written to disk.
     pub fn unpin(&mut self, seq: u64) {
         if let Some(slot) = self.slots.get_mut(&seq)
             && slot.pinned
         {
             slot.pinned = false;
             self.pinned_bytes -= slot.bytes();
+            self.bytes -= slot.bytes();
+            if let Some(small) = slot.chunk.compact() {
+                slot.chunk = small;
+            }
+            self.bytes += slot.bytes();
             self.queue.push_back(seq);
             self.evict();
         }
@@ -221,8 +226,20 @@ impl ChunkCache {
     }
 
     fn evict(&mut self) {
+        self.evict_to(self.bytes_max, 1);
+    }
+
+    /// Gives up `bytes` of durable chunks, all of them if there are not so many; those read last go last. Answers how much that was.
+    pub fn shrink(&mut self, bytes: usize) -> usize {
+        let before = self.durable_bytes();
+        self.evict_to(before.saturating_sub(bytes), 0);
+        before - self.durable_bytes()
+    }
+
+    /// Evicts until durable chunks take at most `bytes_max`, or so many of them are left.
+    fn evict_to(&mut self, bytes_max: usize, left: usize) {
         // Every turn either removes a chunk or takes back a chance; new chances are only given by reads.
-        while self.bytes - self.pinned_bytes > self.bytes_max && self.queue.len() > 1 {
+        while self.durable_bytes() > bytes_max && self.queue.len() > left {
             let Some(seq) = self.queue.pop_front() else {
                 return;
             };

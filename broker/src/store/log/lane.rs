@@ -383,6 +383,21 @@ impl Lane {
         &self.cache
     }
 
+    /// Bytes that are kept only to be quicker: durable chunks for reads, idle memory for the next chunks.
+    pub fn spare_bytes(&self) -> usize {
+        self.cache.durable_bytes() + self.pool.idle_bytes()
+    }
+
+    /// Gives up so many of [`Self::spare_bytes`], idle memory first. What is given up comes back as it is needed: chunks are read
+    /// from the log again. Answers how much that was; memory that somebody still points into is free only after that.
+    pub fn shrink(&mut self, bytes: usize) -> usize {
+        let idle = self.pool.shrink(bytes);
+        let cached = self.cache.shrink(bytes.saturating_sub(idle));
+        // The blocks of what was evicted lie idle now.
+        self.pool.shrink(cached);
+        idle + cached
+    }
+
     /// A ledger id never given before: `epoch << 24 | roll`. Ids rise over restarts.
     ///
     /// # Errors

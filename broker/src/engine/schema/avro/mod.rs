@@ -10,7 +10,9 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
+#[cfg(test)]
 pub use self::resolve::can_read;
+pub use self::resolve::{MAX_PAIRS, can_read_within};
 
 /// Types (named ones, and each mention of another) that one schema may hold.
 pub(super) const MAX_NODES: usize = 20_000;

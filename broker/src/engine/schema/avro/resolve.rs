@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Avro, AvroError, Field, Kind};
 
-/// Pairs of types, fields and branches that one comparison looks at; beyond, the schemas count as too complex to compare.
-const MAX_PAIRS: usize = 200_000;
+/// Pairs of types, fields and branches that one new schema is compared by, with all that it has to fit; beyond, the schemas count as too complex to compare.
+pub const MAX_PAIRS: usize = 200_000;
 /// Types within types that one comparison follows.
 const MAX_DEPTH: usize = 400;
 
@@ -30,7 +30,16 @@ struct Resolver<'a> {
 ///
 /// # Errors
 /// Why not: the first place that does not fit.
+#[cfg(test)]
 pub fn can_read(writer: &Avro, reader: &Avro) -> Result<(), AvroError> {
+    can_read_within(writer, reader, &mut MAX_PAIRS.clone())
+}
+
+/// The same; `left` = the pairs that may be looked at, and what is left of them.
+///
+/// # Errors
+/// Likewise.
+pub fn can_read_within(writer: &Avro, reader: &Avro, left: &mut usize) -> Result<(), AvroError> {
     let renamed;
     let writer = match Aliases::of(reader) {
         Some(aliases) => {
@@ -45,7 +54,7 @@ pub fn can_read(writer: &Avro, reader: &Avro) -> Result<(), AvroError> {
         seen: BTreeSet::new(),
         alike: BTreeMap::new(),
         equal: BTreeMap::new(),
-        left: MAX_PAIRS,
+        left: *left,
         problem: None,
     };
     let mut open = vec![(writer.root, reader.root)];
@@ -53,6 +62,7 @@ pub fn can_read(writer: &Avro, reader: &Avro) -> Result<(), AvroError> {
     while fits && let Some((w, r)) = open.pop() {
         fits = resolver.resolves(w, r, &mut open);
     }
+    *left = resolver.left;
     if fits {
         return Ok(());
     }

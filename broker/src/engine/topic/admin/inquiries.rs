@@ -72,7 +72,7 @@ impl Topics {
                 "{INQUIRIES_MAX} requests of topic {} wait for reads; try again",
                 topic.name
             );
-            return reply(cx, asker, Answer::Failed(text));
+            return reply(cx, asker, Answer::Crowded(text));
         }
         topic.inquiries.push(Inquiry { asker, reading });
         topic.mark_dirty(&mut self.dirty);
@@ -234,7 +234,7 @@ impl Topics {
                     let next = i64::from(target.batch_index) + i64::from(target.excluded);
                     if next < i64::from(count) {
                         if count > WITHIN_MAX {
-                            return Step::Answer(Answer::Failed(format!(
+                            return Step::Answer(Answer::TooLarge(format!(
                                 "message {at} says that it is a batch of {count}; a cursor can stand within one of at most {WITHIN_MAX}"
                             )));
                         }

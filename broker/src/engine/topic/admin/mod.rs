@@ -8,7 +8,7 @@ mod topics;
 pub(super) use self::inquiries::Inquiry;
 
 use self::inquiries::Reading;
-use super::Topics;
+use super::{TOO_MANY, Topics};
 use crate::engine::admin::{Answer, Ask, Asker, Request, SubscriptionAsk};
 use crate::engine::context::Context;
 use crate::engine::message::Message;
@@ -48,6 +48,18 @@ impl Topics {
                         },
                     ..
                 },
+            ) if self.is_full(cx, name, 1) => {
+                return reply(cx, asker, Answer::Conflict(TOO_MANY.into()));
+            }
+            (
+                None,
+                Ask::Subscription {
+                    ask:
+                        SubscriptionAsk::Create {
+                            create_topic: true, ..
+                        },
+                    ..
+                },
             ) => match self.find_or_create(cx, name, true, now) {
                 Some(slot) => slot,
                 None => return reply(cx, asker, Answer::NoTopic),
@@ -59,7 +71,12 @@ impl Topics {
             && topic.is_volatile()
         {
             let text = format!("topic {} is non-persistent: it keeps nothing", topic.name);
-            return reply(cx, asker, Answer::Failed(text));
+            return reply(cx, asker, Answer::NotAllowed(text));
+        }
+        if changes(&ask)
+            && let Some(text) = self.fence_of(name)
+        {
+            return reply(cx, asker, Answer::Conflict(text));
         }
         match ask {
             Ask::Clients => {
@@ -178,6 +195,28 @@ fn needs_log(ask: &Ask) -> bool {
         | Ask::MessageIdByTime(_)
         | Ask::Examine { .. }
         | Ask::Entry(_)
+        | Ask::ExpireAll { .. } => true,
+    }
+}
+
+/// Does it change something of a topic that would go with it?
+fn changes(ask: &Ask) -> bool {
+    match ask {
+        Ask::Clients
+        | Ask::Delete { .. }
+        | Ask::Stats
+        | Ask::InternalStats
+        | Ask::Subscriptions
+        | Ask::Properties
+        | Ask::LastMessageId
+        | Ask::MessageIdByTime(_)
+        | Ask::Examine { .. }
+        | Ask::Entry(_) => false,
+        Ask::Subscription { ask, .. } => !matches!(ask, SubscriptionAsk::Properties),
+        Ask::Unload
+        | Ask::Terminate
+        | Ask::Truncate
+        | Ask::SetProperties(_)
         | Ask::ExpireAll { .. } => true,
     }
 }

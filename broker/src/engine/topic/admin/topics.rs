@@ -1,6 +1,5 @@
 //! Topics as a whole: made, listed, deleted, unloaded, emptied.
 
-use super::super::lanes::Pending;
 use super::super::operation::{Operation, Then};
 use super::super::{Topic, Topics};
 use super::reply;
@@ -81,7 +80,13 @@ impl Topics {
     }
 
     /// Closes all producers and consumers of a topic from this side.
-    fn close_clients(&mut self, cx: &mut Context, slot: u32, coming_back: bool, now: Now) {
+    pub(in crate::engine::topic) fn close_clients(
+        &mut self,
+        cx: &mut Context,
+        slot: u32,
+        coming_back: bool,
+        now: Now,
+    ) {
         // Those who wait first: nobody is to take the place of one that goes.
         self.refuse_queued(cx, slot, ServerError::ServiceNotReady, |topic| {
             format!("Topic {topic} was unloaded or deleted: come again")
@@ -116,17 +121,7 @@ impl Topics {
         {
             return reply(cx, asker, answer);
         }
-        let Some(topic) = self.topics.get_mut(slot as usize) else {
-            return reply(cx, asker, Answer::NoTopic);
-        };
-        let (lane, id) = (topic.log(), topic.state.id);
-        self.retire(cx, slot, now);
-        if let Some(seat) = lane.and_then(|lane| self.lanes.get_mut(lane)) {
-            seat.append(&Record::TopicDeleted { topic: id });
-            seat.push_behind(Pending::Vacate { topic: slot });
-        }
-        self.volatile_gone(slot);
-        self.reply_durable(cx, asker, lane, Answer::Done);
+        self.delete(cx, Some(asker), slot, now);
     }
 
     /// Takes a topic out of the table of names, closes its clients, and refuses what is under way. Its slot stays taken.
@@ -139,6 +134,7 @@ impl Topics {
         topic.deleted = true;
         let name = topic.name.clone();
         self.by_name.remove(name.as_str());
+        self.count(cx, &name, false);
         self.tell_watchers(cx, &name, false);
         self.close_clients(cx, slot, false, now);
         self.forget_rate(cx, slot, now);
@@ -274,7 +270,7 @@ impl Topics {
                 "topic {} would have {after} bytes of properties; the limit is {PROPERTIES_MAX}",
                 topic.name
             );
-            return reply(cx, asker, Answer::Failed(text));
+            return reply(cx, asker, Answer::TooLarge(text));
         }
         self.change_properties(slot, changes);
         match self.topics.get(slot as usize).map(|topic| topic.log()) {
@@ -338,12 +334,8 @@ impl super::super::Topic {
             }
         }
         let confirmed = self.confirmed;
-        let readers = self
-            .subs
-            .iter()
-            .filter(|(_, sub)| sub.cursor.is_none())
-            .map(|(_, sub)| sub.own.mark_delete());
-        let slowest = readers.fold(self.state.slowest(), Ord::min).min(confirmed);
+        // Readers keep nothing here, as in Pulsar: they have been moved to the end like everybody, and go on behind what is gone.
+        let slowest = self.state.slowest().min(confirmed);
         if let Some(through_ledger) = self.state.ledgers.trimmable(slowest) {
             self.drop_ledgers(seat, through_ledger);
         }

@@ -10,12 +10,21 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
+use super::super::super::chunk::PAGE;
 use super::super::testing::{CONFIG, lane_ops, run};
 use super::*;
 
 fn p(ledger: i64, entry: i64) -> Position {
     Position::new(ledger, entry)
 }
+
+/// Bytes that a durable chunk with one entry of `len` bytes takes, if it is small.
+const fn durable(len: usize) -> usize {
+    HEADER_LEN + FRAME_LEN + ENTRY_HEAD + len
+}
+
+/// Bytes that a block of one page takes.
+const BLOCK: usize = 2 * PAGE;
 
 /// A lane with one ledger 1 of topic 0.
 struct One {
@@ -227,7 +236,7 @@ fn reads_are_bounded_and_failures_told_apart() {
 #[test]
 fn unacked_chunks_are_pinned_and_the_rest_is_bounded() {
     let mut one = One::new(LaneConfig {
-        cache_bytes: 3 * 4096,
+        cache_bytes: 3 * durable(2000),
         in_flight: 100,
         ..CONFIG
     });
@@ -243,10 +252,76 @@ fn unacked_chunks_are_pinned_and_the_rest_is_bounded() {
     one.lane.durable(u64::MAX);
     assert_eq!(
         (one.lane.cache().len(), one.lane.cache().bytes()),
-        (3, 3 * 4096)
+        (3, 3 * durable(2000))
     );
     assert_eq!(one.read(49), Read::Entry(vec![49; 2000].into()));
     assert_eq!(one.read(0), Read::Miss);
+}
+
+#[test]
+fn a_cache_gives_way_and_what_it_gave_up_is_read_again() {
+    let mut one = One::new(LaneConfig {
+        cache_bytes: 1 << 20,
+        in_flight: 100,
+        ..CONFIG
+    });
+    let mut chunks = Vec::new();
+    for n in 0..10u8 {
+        one.publish(&[n; 3500]);
+        one.lane.cut();
+        chunks.extend(one.lane.next_write());
+    }
+    assert_eq!(one.lane.spare_bytes(), 0, "nothing of it is durable");
+    assert_eq!(one.lane.shrink(usize::MAX), 0);
+    for n in 0..10 {
+        assert!(matches!(one.read(n), Read::Entry(_)), "and so it stays");
+    }
+    one.lane.durable(8);
+    assert_eq!(one.lane.spare_bytes(), 8 * durable(3500));
+    one.lane.shrink(1);
+    assert!(matches!(one.read(0), Read::Miss), "the oldest goes first");
+    assert_eq!(one.lane.spare_bytes(), 7 * durable(3500));
+    assert!(matches!(one.read(1), Read::Entry(_)));
+    one.lane.shrink(2 * durable(3500));
+    assert!(
+        matches!(one.read(1), Read::Entry(_)),
+        "what was read goes last"
+    );
+    assert!(matches!(one.read(2), Read::Miss) && matches!(one.read(3), Read::Miss));
+    assert_eq!(one.lane.shrink(usize::MAX), 5 * durable(3500));
+    assert_eq!((one.lane.spare_bytes(), one.lane.cache().len()), (0, 2));
+    assert!(matches!(one.read(9), Read::Entry(_)), "not durable yet");
+    one.lane.loaded(1, Ok(chunks[0].clone()));
+    assert_eq!(one.read(0), Read::Entry(vec![0; 3500].into()));
+}
+
+#[test]
+fn small_durable_chunks_take_what_they_hold_and_idle_memory_counts() {
+    let mut one = One::new(LaneConfig {
+        pool_bytes: 3 * BLOCK,
+        ..CONFIG
+    });
+    for n in 0..100u8 {
+        one.publish(&[n; 50]);
+        one.lane.cut();
+        assert!(one.lane.next_write().is_some());
+        assert!(one.lane.unacked_bytes() >= BLOCK);
+        one.lane.durable(u64::MAX);
+    }
+    let cached = one.lane.cache().durable_bytes();
+    assert!(cached < 100 * 200, "{cached}");
+    for n in 0..100u8 {
+        assert_eq!(one.read(n.into()), Read::Entry(vec![n; 50].into()));
+    }
+    let idle = one.lane.spare_bytes() - cached;
+    assert!(idle >= BLOCK && idle <= 3 * BLOCK, "{idle}");
+    one.lane.shrink(1);
+    assert!(one.lane.spare_bytes() < cached + idle);
+    assert_eq!(
+        one.lane.cache().durable_bytes(),
+        cached,
+        "idle memory first"
+    );
 }
 
 /// A chunk of many topics is indexed instead of walked for each of them; in order, at random, and with other records between.

@@ -1,0 +1,1 @@
+"""Compares brokers and variants of one broker by the runs of `vela-bench run`; see scripts/compare."""
