@@ -228,7 +228,7 @@ fn several_topics_and_patterns_are_one_consumer() {
         let mut several = several.build().await.unwrap();
         let pattern = client
             .consumer()
-            .pattern(&format!("{base}-.*"))
+            .pattern(format!("{base}-.*"))
             .subscription("pattern");
         let pattern = pattern.pattern_auto_discovery_period(Duration::from_secs(1));
         let pattern = pattern.subscription_initial_position(InitialPosition::Earliest);
