@@ -5,11 +5,11 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use vela_client::core::consumer::{ConsumerConfig, ConsumerEvent, StartPosition};
+use vela_client::core::consumer::{ConsumerConfig, ConsumerEvent};
 use vela_client::core::{
     Batching, ConsumerKey, Event, MILLIS, MachineConfig, ProducerConfig, ProducerKey, Ticket,
 };
-use vela_client::{Error, OutgoingMessage};
+use vela_client::{Error, OutgoingMessage, StartPosition};
 use vela_proto::CompressionType;
 
 use crate::harness::WorldConfig;
