@@ -2,7 +2,6 @@
 
 use crate::harness::{in_time, run, topic};
 use crate::traffic::*;
-use bytes::Bytes;
 use std::collections::HashMap;
 use std::time::Duration;
 use vela_client::{Error, InitialPosition, SubscriptionType};
@@ -88,8 +87,8 @@ fn shared_consumers_get_each_message_once() {
     run(async |broker| {
         let client = broker.client().await;
         let topic = topic("shared");
-        let mut one = subscribe(&client, &topic, SubscriptionType::Shared).await;
-        let mut two = subscribe(&client, &topic, SubscriptionType::Shared).await;
+        let one = subscribe(&client, &topic, SubscriptionType::Shared).await;
+        let two = subscribe(&client, &topic, SubscriptionType::Shared).await;
         let producer = plain_producer(&client, &topic).await;
         publish(&producer, &numbers(200)).await;
         let mut counts = [0, 0];
@@ -177,7 +176,7 @@ fn keys_keep_their_order_and_their_consumer() {
             receipt.await.unwrap();
         }
         let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
-        for (who, mut consumer) in consumers.into_iter().enumerate() {
+        for (who, consumer) in consumers.into_iter().enumerate() {
             let sender = sender.clone();
             tokio::spawn(async move {
                 while let Ok(message) = consumer.receive().await {
@@ -366,7 +365,6 @@ fn credit_is_exact_after_batches_acks_nacks_and_redelivery() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             assert!(rest(&mut consumer).await.is_empty());
-            let _: Bytes = Bytes::new();
         }
     });
 }
