@@ -136,14 +136,25 @@ fn failover_hands_over_what_is_not_acknowledged() {
                 .await
                 .unwrap()
         };
-        let mut first = make("a").await;
-        let mut second = make("b").await;
+        let mut consumers = vec![make("a").await, make("b").await];
         let producer = plain_producer(&client, &topic).await;
         publish(&producer, &numbers(10)).await;
-        let messages = take(&mut first, 10).await;
-        first.ack_cumulative(&messages[3]).await.unwrap();
-        first.close().await.unwrap();
-        assert_eq!(payloads(&take(&mut second, 6).await), numbers(10)[4..]);
+        // Which of the two is active is the broker's choice.
+        let (index, message) = in_time("a message", async {
+            tokio::select! {
+                message = consumers[0].receive() => (0, message.unwrap()),
+                message = consumers[1].receive() => (1, message.unwrap()),
+            }
+        })
+        .await;
+        let mut active = consumers.remove(index);
+        let mut other = consumers.remove(0);
+        let mut messages = vec![message];
+        messages.extend(take(&mut active, 9).await);
+        assert_eq!(payloads(&messages), numbers(10));
+        active.ack_cumulative(&messages[3]).await.unwrap();
+        active.close().await.unwrap();
+        assert_eq!(payloads(&take(&mut other, 6).await), numbers(10)[4..]);
     });
 }
 
