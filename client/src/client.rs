@@ -20,6 +20,9 @@ use crate::tls::TlsOptions;
 /// Bytes that pending sends may take up if `memory_limit` is not set.
 pub const DEFAULT_MEMORY_LIMIT: u64 = 64 << 20;
 
+/// Most partitions of a topic that are taken for true: there is a producer or consumer for each.
+pub(crate) const MAX_PARTITIONS: u32 = 65_536;
+
 /// A client of one cluster. Clones are the same client; it is closed when the last of them, and of what was made by them, is gone.
 ///
 /// ```no_run
@@ -89,6 +92,11 @@ impl Client {
             .shared()
             .call(|machine, now| machine.partitions(now, topic, create));
         match ask.await? {
+            Answer::Partitions(partitions) if partitions > MAX_PARTITIONS => {
+                Err(Error::Protocol(format!(
+                    "the broker says that the topic has {partitions} partitions; a client opens each, and takes at most {MAX_PARTITIONS}"
+                )))
+            }
             Answer::Partitions(partitions) => Ok(partitions),
             other => Err(unexpected(&other)),
         }

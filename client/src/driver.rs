@@ -46,7 +46,7 @@ pub(crate) struct Inner {
     pub(crate) producers: FxHashMap<ProducerKey, watch::Sender<ProducerState>>,
     pub(crate) flushes: FxHashMap<(ProducerKey, u64), oneshot::Sender<()>>,
     pub(crate) consumers: FxHashMap<ConsumerKey, Arc<dyn ConsumerSink>>,
-    pub(crate) watches: FxHashMap<WatchKey, mpsc::UnboundedSender<Watched>>,
+    pub(crate) watches: FxHashMap<WatchKey, mpsc::Sender<Watched>>,
     conns: FxHashMap<ConnKey, Arc<net::Wakers>>,
 }
 
@@ -61,7 +61,7 @@ enum Action {
     Flushed(oneshot::Sender<()>),
     Consumer(Arc<dyn ConsumerSink>, ConsumerEvent),
     ConsumerFailed(Arc<dyn ConsumerSink>, Error),
-    Watch(mpsc::UnboundedSender<Watched>, Watched),
+    Watch(mpsc::Sender<Watched>, Watched),
 }
 
 /// What all parts of one client share.
@@ -121,7 +121,7 @@ impl Shared {
             closed: AtomicBool::new(false),
             callbacks,
         });
-        runtime.spawn(keep_time(Arc::clone(&shared)));
+        runtime.spawn(keep_time(EndOfTime(Arc::clone(&shared))));
         runtime.spawn(async move {
             while let Some((ticket, result)) = ended.recv().await {
                 client_task(|| ticket.finish(result));
@@ -173,8 +173,11 @@ impl Shared {
         }
         let (sender, answer) = oneshot::channel();
         self.with(|inner, now| {
-            let call = ask(&mut inner.machine, now);
-            inner.calls.insert(call, sender);
+            // What is asked behind the end finds nobody who would answer; the sender is dropped then.
+            if !self.is_closed() {
+                let call = ask(&mut inner.machine, now);
+                inner.calls.insert(call, sender);
+            }
         });
         answer.await.unwrap_or(Err(Error::Closed("the client")))
     }
@@ -236,7 +239,8 @@ impl Shared {
                 Action::Flushed(sender) => drop(sender.send(())),
                 Action::Consumer(sink, event) => sink.event(event),
                 Action::ConsumerFailed(sink, error) => sink.failed(error),
-                Action::Watch(sender, what) => drop(sender.send(what)),
+                // Changes come faster than they are followed: the list, which is asked for now and then, has them too.
+                Action::Watch(sender, what) => drop(sender.try_send(what)),
             }
         }
     }
@@ -365,8 +369,18 @@ impl Inner {
     }
 }
 
+/// Closes the client when its runtime ends: nobody drives it then, and whoever waits on another thread would wait for ever.
+struct EndOfTime(Arc<Shared>);
+
+impl Drop for EndOfTime {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 /// Calls the machine when its time has come.
-async fn keep_time(shared: Arc<Shared>) {
+async fn keep_time(end: EndOfTime) {
+    let shared = &end.0;
     while !shared.is_closed() {
         let due = shared.armed.load(Ordering::Acquire);
         let wake = async {

@@ -76,9 +76,6 @@ impl Part {
         dead_letters: Option<Arc<dyn DeadLetterSink>>,
     ) -> Result<Arc<Self>> {
         let shared = client.shared();
-        if shared.is_closed() {
-            return Err(Error::Closed("the client"));
-        }
         let part = Arc::new(Self {
             client: client.clone(),
             key: OnceLock::new(),
@@ -95,11 +92,17 @@ impl Part {
         });
         let sink: Arc<dyn ConsumerSink> = Arc::new(Sink(Arc::downgrade(&part)));
         shared.with(|inner, now| {
+            if shared.is_closed() {
+                return;
+            }
             let key = inner.machine.open_consumer(now, config);
             inner.consumers.insert(key, sink);
             // Set once, here.
             let _ = part.key.set(key);
         });
+        if part.key.get().is_none() {
+            return Err(Error::Closed("the client"));
+        }
         Ok(part)
     }
 

@@ -205,6 +205,9 @@ async fn poll(
     }
 }
 
+/// Most changes of a namespace that wait to be followed; what comes beyond is found when the list is asked for the next time.
+const MAX_CHANGES: usize = 1_024;
+
 /// Ends the watch when the task ends.
 struct Watch(Client, WatchKey);
 
@@ -219,11 +222,8 @@ impl Drop for Watch {
 }
 
 /// What the watch tells is read at once by the one task; each message is one change of the namespace.
-fn watch(
-    client: &Client,
-    pattern: &TopicPattern,
-) -> (mpsc::UnboundedReceiver<Watched>, Option<Watch>) {
-    let (sender, changes) = mpsc::unbounded_channel();
+fn watch(client: &Client, pattern: &TopicPattern) -> (mpsc::Receiver<Watched>, Option<Watch>) {
+    let (sender, changes) = mpsc::channel(MAX_CHANGES);
     if pattern.mode != RegexSubscriptionMode::PersistentOnly {
         // Watches never tell of others.
         return (changes, None);

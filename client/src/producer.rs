@@ -40,11 +40,11 @@ pub(crate) struct Opened {
 impl Opened {
     pub(crate) fn new(client: &Client, config: ProducerConfig) -> Result<Self> {
         let shared = client.shared();
-        if shared.is_closed() {
-            return Err(Error::Closed("the client"));
-        }
         let (sender, state) = watch::channel(ProducerState::Opening);
         let key = shared.with(|inner, now| {
+            if shared.is_closed() {
+                return Err(Error::Closed("the client"));
+            }
             let key = inner.machine.open_producer(now, config)?;
             inner.producers.insert(key, sender);
             Ok::<_, Error>(key)

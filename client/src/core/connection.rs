@@ -17,6 +17,10 @@ pub const PROTOCOL_VERSION: i32 = 21;
 /// more may be there, and commands other than SEND are always taken.
 pub const MAX_UNSENT: usize = 1024 * 1024;
 
+/// Bytes of commands other than SEND that may wait for a broker to read them; at more the connection is closed. What a broker is told for
+/// what it sends - PONG, FLOW, acknowledgements of what is damaged - would else grow for as long as it sends and does not read.
+pub(crate) const MAX_UNSENT_COMMANDS: usize = 64 * 1024 * 1024;
+
 /// The largest frame taken from a broker, in bytes. The broker's own limit is only known once it has answered, and memory is given to a
 /// frame as it arrives, not as it is announced.
 const MAX_FRAME: usize = 256 * 1024 * 1024;
@@ -30,6 +34,8 @@ pub(crate) struct Output {
     chunks: VecDeque<Bytes>,
     tail: BytesMut,
     len: usize,
+    /// Bytes of `len` that are not of sends; at most so many.
+    commands: usize,
     /// Whoever writes knows that there is something.
     told: bool,
 }
@@ -38,7 +44,20 @@ impl Output {
     pub(crate) fn command(&mut self, command: &BaseCommand) {
         let before = self.tail.len();
         encode::command(command, &mut self.tail);
-        self.len += self.tail.len() - before;
+        let written = self.tail.len() - before;
+        self.len += written;
+        self.commands += written;
+    }
+
+    /// A command that is encoded already.
+    pub(crate) fn push_command(&mut self, bytes: Bytes) {
+        self.commands += bytes.len();
+        self.push(bytes);
+    }
+
+    /// Bytes that are not of sends, as far as is known: never fewer.
+    pub(crate) fn commands(&self) -> usize {
+        self.commands
     }
 
     pub(crate) fn push(&mut self, bytes: Bytes) {
@@ -63,6 +82,7 @@ impl Output {
             }
         };
         self.len -= taken.len();
+        self.commands = self.commands.min(self.len);
         Some(taken)
     }
 
@@ -121,6 +141,8 @@ pub(crate) struct Connection {
     pinged: bool,
     /// CONNECT is sent.
     pub(crate) said_hello: bool,
+    /// Credentials were asked for and are not there yet.
+    pub(crate) authenticating: bool,
 }
 
 /// What a connection's timer found.
@@ -147,7 +169,13 @@ impl Connection {
             heard: now,
             pinged: false,
             said_hello: false,
+            authenticating: false,
         }
+    }
+
+    /// Whether it is one with TLS.
+    pub(crate) fn is_secure(&self) -> bool {
+        self.address.url.starts_with("pulsar+ssl://")
     }
 
     pub(crate) fn heard(&mut self, now: Nanos) {
@@ -175,7 +203,7 @@ impl Connection {
             self.pinged = true;
             let mut ping = BytesMut::new();
             encode::ping(&mut ping);
-            self.output.push(ping.freeze());
+            self.output.push_command(ping.freeze());
             Overdue::Ping
         }
     }
@@ -183,7 +211,7 @@ impl Connection {
     pub(crate) fn pong(&mut self) {
         let mut pong = BytesMut::new();
         encode::pong(&mut pong);
-        self.output.push(pong.freeze());
+        self.output.push_command(pong.freeze());
     }
 
     /// Sends CONNECT.

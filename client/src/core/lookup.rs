@@ -53,6 +53,8 @@ pub(crate) struct Way {
     pub(crate) last_error: Option<Error>,
     /// The broker named the next one itself: no lookup, once.
     pub(crate) assigned: Option<String>,
+    /// When a broker last sent it elsewhere.
+    pub(crate) moved_at: Option<Nanos>,
     /// The topic has moved to another cluster: look up there.
     pub(crate) service: Option<String>,
     /// The earliest timer that is set.
@@ -68,6 +70,7 @@ impl Way {
             give_up_at: now.saturating_add(timeout),
             last_error: None,
             assigned: None,
+            moved_at: None,
             service: None,
             armed: Nanos::MAX,
         }

@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use vela_codec::{Frame, Received};
 
 use super::backoff::Rng;
-use super::connection::{Address, Connection, Overdue, State};
+use super::connection::{Address, Connection, MAX_UNSENT_COMMANDS, Overdue, State};
 use super::event::Event;
 use super::lookup::{Owner, Way};
 use super::requests::{Request, Requests};
@@ -100,6 +100,7 @@ impl<S: Ticket> Machine<S> {
         connection.heard(now);
         connection.state = State::Handshake;
         if self.config.authentication {
+            connection.authenticating = true;
             let challenge = None;
             self.events
                 .push_back(Event::Authenticate { conn, challenge });
@@ -114,6 +115,7 @@ impl<S: Ticket> Machine<S> {
         let Some(connection) = self.conns.get_mut(&conn) else {
             return;
         };
+        connection.authenticating = false;
         match auth {
             Ok(auth) if connection.said_hello => connection.respond(&self.config, auth),
             Ok(auth) => connection.hello(&self.config, Some(auth)),
@@ -155,6 +157,13 @@ impl<S: Ticket> Machine<S> {
         };
         connection.heard(now);
         if let Err(error) = self.incoming(now, conn, frame) {
+            return self.disconnect(now, conn, error);
+        }
+        let unread = self.conns.get(&conn).map_or(0, |c| c.output.commands());
+        if unread > MAX_UNSENT_COMMANDS {
+            let error = Error::Protocol(format!(
+                "the broker sends without reading: {unread} bytes of commands wait for it, {MAX_UNSENT_COMMANDS} may"
+            ));
             self.disconnect(now, conn, error);
         }
     }

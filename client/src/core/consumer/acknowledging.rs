@@ -140,6 +140,7 @@ impl Consumer {
             // With nothing to send there is nothing to wait for.
             Some(call) if self.config.ack_receipt && self.acks.has_pending() => {
                 self.acks.wait(call);
+                self.call_waits(now, call);
             }
             call => self.end(call, Ok(())),
         }

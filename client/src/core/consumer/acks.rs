@@ -115,6 +115,18 @@ impl Acks {
         self.calls.push(call);
     }
 
+    /// Calls that wait for a connection.
+    pub(super) fn waiting(&self) -> &[Call] {
+        &self.calls
+    }
+
+    /// A call waits no longer; whether it did.
+    pub(super) fn give_up(&mut self, call: Call) -> bool {
+        let before = self.calls.len();
+        self.calls.retain(|&waiting| waiting != call);
+        self.calls.len() < before
+    }
+
     pub(super) fn len(&self) -> usize {
         self.individual.len()
     }

@@ -64,7 +64,34 @@ impl Consumer {
             return self.answer(call, Err(Error::Closed("the consumer")));
         }
         self.waiting.push_back((call, request));
+        self.call_waits(now, call);
         self.send_waiting(now, wire);
+    }
+
+    /// A call begins to wait for a connection, if there is none.
+    pub(super) fn call_waits(&mut self, now: Nanos, call: Call) {
+        if self.state != State::Ready && self.call_timeout > 0 {
+            let due = now.saturating_add(self.call_timeout);
+            self.overdue.push_back((due, call));
+        }
+    }
+
+    /// Ends the calls that have waited too long for a connection.
+    pub(super) fn end_overdue(&mut self, now: Nanos) {
+        while let Some(&(due, call)) = self.overdue.front()
+            && due <= now
+        {
+            self.overdue.pop_front();
+            let waited = self.waiting.len();
+            self.waiting.retain(|&(waiting, _)| waiting != call);
+            if self.waiting.len() < waited || self.acks.give_up(call) {
+                let error = Error::Timeout {
+                    what: "a connection of the consumer",
+                    millis: self.call_timeout / 1_000_000,
+                };
+                self.answer(call, Err(error));
+            }
+        }
     }
 
     pub(super) fn send_waiting(&mut self, _now: Nanos, wire: &mut impl Wire) {
@@ -136,6 +163,7 @@ impl Consumer {
                 if result.is_err() && !attached {
                     // The broker had closed the consumer before it read this.
                     self.waiting.push_front((call, request));
+                    self.call_waits(now, call);
                     self.send_waiting(now, wire);
                     return true;
                 }
@@ -192,6 +220,14 @@ impl Consumer {
         if why == Detached::ConnectionLost {
             self.seeking = None;
         }
+        // What waits to be closed needs no other connection for it.
+        if self
+            .waiting
+            .iter()
+            .any(|(_, request)| *request == Request::Close)
+        {
+            self.closed();
+        }
     }
 
     /// Ends everything.
@@ -209,6 +245,7 @@ impl Consumer {
         self.nacks.clear();
         self.ack_timeouts.clear();
         self.dead_letters = Default::default();
+        self.overdue.clear();
         let gone = || Error::Closed("the consumer");
         for call in self.acks.reset() {
             self.answer(call, Err(gone()));

@@ -11,6 +11,12 @@ use vela_proto::MessageMetadata;
 use super::Nanos;
 use super::message::EntryId;
 
+/// Longest identity, in bytes. Those of abandoned messages are kept.
+const MAX_UUID: usize = 16 * 1024;
+
+/// Most chunks of a message.
+const MAX_CHUNKS: i32 = 1 << 20;
+
 /// Most identities of abandoned messages kept.
 const MAX_ABANDONED: usize = 1000;
 
@@ -18,8 +24,8 @@ const MAX_ABANDONED: usize = 1000;
 struct Partial {
     chunks: i32,
     total: usize,
-    parts: Vec<Bytes>,
-    bytes: usize,
+    /// The chunks so far. Copied, so that no more is held than the message has.
+    whole: BytesMut,
     ids: Vec<EntryId>,
     since: Nanos,
 }
@@ -50,6 +56,8 @@ pub(super) enum Chunk {
 #[derive(Debug)]
 pub(super) struct Chunks {
     max_pending: usize,
+    /// Largest message, in bytes.
+    max_size: usize,
     expiry: Nanos,
     pending: HashMap<String, Partial>,
     /// Oldest first; may name messages that are complete by now.
@@ -59,8 +67,10 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    pub(super) fn new(max_pending: usize, expiry: Nanos) -> Self {
+    /// `max_size` is that of a message before compression, which may make it a little larger.
+    pub(super) fn new(max_pending: usize, max_size: usize, expiry: Nanos) -> Self {
         Self {
+            max_size: max_size.saturating_add(max_size / 4 + 1024),
             max_pending: max_pending.max(1),
             expiry,
             pending: HashMap::new(),
@@ -84,7 +94,9 @@ impl Chunks {
         let total = usize::try_from(metadata.total_chunk_msg_size());
         let Some(total) = total
             .ok()
-            .filter(|_| !uuid.is_empty() && index >= 0 && index < chunks)
+            .filter(|&total| total <= self.max_size && chunks <= MAX_CHUNKS)
+            .filter(|_| !uuid.is_empty() && uuid.len() <= MAX_UUID)
+            .filter(|_| index >= 0 && index < chunks)
         else {
             return Chunk::Invalid(Vec::new());
         };
@@ -104,8 +116,7 @@ impl Chunks {
             let partial = Partial {
                 chunks,
                 total,
-                parts: Vec::new(),
-                bytes: 0,
+                whole: BytesMut::new(),
                 ids: Vec::new(),
                 since: now,
             };
@@ -118,7 +129,7 @@ impl Chunks {
                 dropped: Vec::new(),
             };
         };
-        let next = i32::try_from(partial.parts.len()).unwrap_or(i32::MAX);
+        let next = i32::try_from(partial.ids.len()).unwrap_or(i32::MAX);
         if index < next {
             let same = partial.ids.get(index as usize) == Some(&entry);
             return if same { Chunk::Repeated } else { Chunk::Copy };
@@ -130,13 +141,13 @@ impl Chunks {
                 dropped,
             };
         }
-        partial.bytes += payload.len();
-        partial.parts.push(payload);
+        let bytes = partial.whole.len() + payload.len();
         partial.ids.push(entry);
         let consistent = partial.chunks == chunks && partial.total == total;
-        if !consistent || partial.bytes > partial.total {
+        if !consistent || bytes > partial.total {
             return Chunk::Invalid(self.forget(&uuid));
         }
+        partial.whole.extend_from_slice(&payload);
         if index + 1 < chunks {
             return Chunk::Kept;
         }
@@ -144,14 +155,10 @@ impl Chunks {
             return Chunk::Kept;
         };
         self.order.retain(|known| *known != uuid);
-        if partial.bytes != partial.total {
+        if partial.whole.len() != partial.total {
             return Chunk::Invalid(partial.ids);
         }
-        let mut whole = BytesMut::with_capacity(partial.bytes);
-        for part in &partial.parts {
-            whole.extend_from_slice(part);
-        }
-        Chunk::Whole(whole.freeze(), partial.ids)
+        Chunk::Whole(partial.whole.freeze(), partial.ids)
     }
 
     /// Forgets a message; the entries of its chunks.

@@ -204,6 +204,10 @@ pub struct Consumer {
     position: Position,
     waiting: VecDeque<(Call, Request)>,
     in_flight: HashMap<u64, (Call, Request)>,
+    /// Longest wait of a call for a connection; 0: for ever.
+    call_timeout: Nanos,
+    /// Calls that began to wait for a connection, and when their time is over. Each may have had its answer meanwhile.
+    overdue: VecDeque<(Nanos, Call)>,
     /// The incarnation whose messages are dropped because a seek is under way.
     seeking: Option<u64>,
     events: VecDeque<ConsumerEvent>,
@@ -230,6 +234,7 @@ impl Consumer {
             batches: Batches::new(config.max_tracked_batches),
             chunks: Chunks::new(
                 config.max_pending_chunked_messages,
+                config.max_uncompressed_size,
                 config.expire_incomplete_chunked_message,
             ),
             chunked: BTreeMap::new(),
@@ -239,11 +244,25 @@ impl Consumer {
             position: Position::new(&config),
             waiting: VecDeque::new(),
             in_flight: HashMap::new(),
+            call_timeout: 0,
+            overdue: VecDeque::new(),
             seeking: None,
             events: VecDeque::new(),
             stats: ConsumerStats::default(),
             config,
         }
+    }
+
+    /// Sets how long a call waits for a connection before it fails with [`Error::Timeout`]; 0, as it is at first: for ever.
+    #[must_use]
+    pub fn call_timeout(mut self, time: Nanos) -> Self {
+        self.call_timeout = time;
+        self
+    }
+
+    /// Whether it is this request that subscribes it.
+    pub(crate) fn is_subscribing(&self, request_id: u64) -> bool {
+        self.state == State::Subscribing(request_id)
     }
 
     /// Sends SUBSCRIBE. To be called when the connection to the topic's owner stands, at first and after each
@@ -308,6 +327,7 @@ impl Consumer {
 
     fn attached(&mut self, now: Nanos, wire: &mut impl Wire) {
         self.state = State::Ready;
+        self.overdue.clear();
         let first = !std::mem::replace(&mut self.subscribed_before, true);
         self.events.push_back(ConsumerEvent::Subscribed { first });
         // Acknowledgements first: what they name is not delivered again.
@@ -317,7 +337,7 @@ impl Consumer {
     }
 
     /// This incarnation is over. Its messages that were not taken will come again, its permits are void.
-    pub fn detached(&mut self, _now: Nanos, why: Detached) {
+    pub fn detached(&mut self, now: Nanos, why: Detached) {
         if self.state == State::Closed {
             return;
         }
@@ -337,6 +357,10 @@ impl Consumer {
         }
         self.wanted = false;
         self.retry_calls(why);
+        let calls: Vec<Call> = self.waiting.iter().map(|&(call, _)| call).collect();
+        for call in calls.into_iter().chain(self.acks.waiting().to_vec()) {
+            self.call_waits(now, call);
+        }
     }
 
     /// Anything the broker sends for this consumer that is not a message nor an answer.
@@ -446,6 +470,7 @@ impl Consumer {
             self.flush_acks(wire);
         }
         self.redeliver_due(now, wire);
+        self.end_overdue(now);
         self.flow(wire);
     }
 
@@ -457,6 +482,7 @@ impl Consumer {
             self.nacks.next(),
             self.ack_timeouts.next(),
             self.chunks.next(),
+            self.overdue.front().map(|&(due, _)| due),
         ];
         times.into_iter().flatten().min()
     }

@@ -58,7 +58,16 @@ pub struct Ledger {
     received: u64,
     returned: u64,
     held: u64,
+    /// Commands since the broker last had permits.
+    uncovered: u32,
 }
+
+/// Commands that a broker may send when it has no permits left. What it had read from the topic by then it may well send, which is some
+/// hundred entries; more would fill the receiver queue without end.
+const MAX_UNCOVERED: u32 = 1_000;
+
+/// The same in messages, of batches.
+const MAX_OVERDRAFT: u64 = 1 << 22;
 
 impl Ledger {
     /// For a receiver queue of that size.
@@ -70,6 +79,7 @@ impl Ledger {
             received: 0,
             returned: 0,
             held: 0,
+            uncovered: 0,
         }
     }
 
@@ -77,6 +87,27 @@ impl Ledger {
     pub fn begin(&mut self) {
         self.incarnation += 1;
         (self.granted, self.received, self.returned, self.held) = (0, 0, 0, 0);
+        self.uncovered = 0;
+    }
+
+    /// Counts a command that is about to be received.
+    ///
+    /// # Errors
+    /// If the broker has sent far more than it had permits for.
+    pub fn check_cover(&mut self) -> Result<(), BadPermits> {
+        let overdraft = self.received.saturating_sub(self.granted);
+        if self.received < self.granted {
+            self.uncovered = 0;
+            return Ok(());
+        }
+        self.uncovered += 1;
+        if self.uncovered > MAX_UNCOVERED || overdraft > MAX_OVERDRAFT {
+            return Err(BadPermits::Overdrawn {
+                commands: self.uncovered,
+                overdraft,
+            });
+        }
+        Ok(())
     }
 
     /// A command came and cost so many.
@@ -155,6 +186,16 @@ pub enum BadPermits {
         sent: u32,
         /// Messages of the batch, or bits of the ack set.
         deliverable: u32,
+    },
+    /// Far more was sent than there were permits for.
+    #[error(
+        "the broker has sent {commands} entries without a permit left, and {overdraft} messages more than it had permits for"
+    )]
+    Overdrawn {
+        /// Commands since there were permits.
+        commands: u32,
+        /// Messages.
+        overdraft: u64,
     },
     /// More than the ack set has bits.
     #[error("message_permits is {sent}, but the ack set has {bits} bits")]

@@ -1,5 +1,6 @@
 //! MESSAGE commands: what each cost is settled first, then where each of its permits goes.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -7,7 +8,7 @@ use vela_codec::batch::BatchReader;
 use vela_codec::compress::{CompressError, decompress};
 use vela_codec::entry::Entry;
 use vela_proto::command_ack::ValidationError;
-use vela_proto::{CommandMessage, CompressionType, MessageMetadata, SingleMessageMetadata};
+use vela_proto::{CommandMessage, CompressionType, MessageMetadata};
 
 use super::ackset::AckSet;
 use super::batches::Left;
@@ -19,6 +20,8 @@ use super::{
 };
 use crate::MessageId;
 
+/// Most messages of a batch; a larger one counts as damaged. Each takes some hundred bytes here, for the few it has in a batch.
+const MAX_BATCH: u32 = 1 << 20;
 /// Least bytes a message takes in a batch, without its content.
 const MIN_BATCHED: usize = 6;
 /// How often the wait for the predecessors of a chunk doubles, and its end.
@@ -87,10 +90,12 @@ impl Consumer {
         wire: &mut impl Wire,
     ) -> Result<(), Violation> {
         self.stats.commands += 1;
+        let covered = self.ledger.check_cover();
         let entry = EntryId {
             ledger: command.message_id.ledger_id,
             entry: command.message_id.entry_id,
         };
+        covered.map_err(|bad| self.violation(entry, bad))?;
         let ack_set = (!command.ack_set.is_empty()).then(|| AckSet::from_words(&command.ack_set));
         let parsed = Entry::parse(rest).ok();
         let trusted = parsed.as_ref().is_some_and(|e| e.verify_checksum().is_ok());
@@ -330,12 +335,15 @@ impl Consumer {
             return Ok(());
         }
         // What is not there cannot be tracked: the number of messages is bounded by the bytes.
-        if payload.len() / MIN_BATCHED < size as usize {
+        if payload.len() / MIN_BATCHED < size as usize || size > MAX_BATCH {
             self.damaged(entry, ValidationError::BatchDeSerializeError, wire);
             return Ok(());
         }
         self.batches
             .delivered(entry, size, delivery.ack_set.as_ref());
+        let compacted: HashSet<u32> = (delivery.metadata.compacted_batch_indexes.iter())
+            .filter_map(|&index| u32::try_from(index).ok())
+            .collect();
         let (mut accepted, mut acknowledged, mut broken) = (false, false, false);
         let mut reader = BatchReader::new(payload, count);
         for index in 0..size {
@@ -358,7 +366,8 @@ impl Consumer {
                 self.stats.skipped += 1;
                 continue;
             }
-            if is_compacted_out(&delivery.metadata, &message.metadata, index)
+            if message.metadata.compacted_out()
+                || compacted.contains(&index)
                 || self.position.is_before(entry, Some(index))
             {
                 self.stats.skipped += 1;
@@ -471,16 +480,4 @@ fn is_plausible(
         _ => metadata.uncompressed_size() as usize,
     };
     size == 1 || size <= bytes.min(config.max_uncompressed_size) / MIN_BATCHED
-}
-
-fn is_compacted_out(
-    metadata: &MessageMetadata,
-    single: &SingleMessageMetadata,
-    index: u32,
-) -> bool {
-    single.compacted_out()
-        || metadata
-            .compacted_batch_indexes
-            .iter()
-            .any(|&compacted| u32::try_from(compacted) == Ok(index))
 }

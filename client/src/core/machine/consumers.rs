@@ -48,7 +48,7 @@ impl<S: Ticket> Machine<S> {
         let key = ConsumerKey(self.next_key());
         let slot = ConsumerSlot {
             way: Way::new(self.config.backoff, now, self.config.operation_timeout),
-            consumer: Consumer::new(key.0, config),
+            consumer: Consumer::new(key.0, config).call_timeout(self.config.operation_timeout),
             armed: Nanos::MAX,
         };
         self.consumers.insert(key, slot);
@@ -162,7 +162,9 @@ impl<S: Ticket> Machine<S> {
     ) {
         let timed_out = matches!(result, Err(Error::Timeout { .. }));
         if timed_out
-            && let Some(Place::Opening { conn }) = self.consumers.get(&key).map(|s| s.way.place)
+            && let Some(slot) = self.consumers.get(&key)
+            && slot.consumer.is_subscribing(request_id)
+            && let Place::Opening { conn } = slot.way.place
         {
             // The broker may still subscribe it: it shall not stay.
             let close = CommandCloseConsumer {

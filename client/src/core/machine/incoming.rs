@@ -25,8 +25,9 @@ impl<S: Ticket> Machine<S> {
             Err(vela_codec::Malformed::UnknownEnum { .. }) => return Ok(()),
             Err(error) => return Err(Error::Protocol(error.to_string())),
         };
-        let command = decode_command(frame.command())
+        let mut command = decode_command(frame.command())
             .map_err(|error| Error::Protocol(format!("{kind:?}: {error}")))?;
+        shorten(&mut command);
         match kind {
             Type::SendReceipt => match command.send_receipt {
                 Some(receipt) => self.on_receipt(now, conn, receipt),
@@ -79,6 +80,12 @@ impl<S: Ticket> Machine<S> {
                 return self.on_connected(now, conn, connected);
             }
             Type::AuthChallenge => {
+                let connection = self.conns.get_mut(&conn);
+                let Some(connection) = connection.filter(|c| c.said_hello && !c.authenticating)
+                else {
+                    return Self::unexpected("AUTH_CHALLENGE");
+                };
+                connection.authenticating = true;
                 let challenge = command.auth_challenge.and_then(|c| c.challenge);
                 let challenge = challenge.and_then(|c| c.auth_data);
                 let challenge = Some(challenge.unwrap_or_default());
@@ -233,7 +240,7 @@ impl<S: Ticket> Machine<S> {
         let Some(connection) = self.conns.get_mut(&conn) else {
             return Ok(());
         };
-        if connection.state != State::Handshake {
+        if connection.state != State::Handshake || !connection.said_hello {
             return Self::unexpected("CONNECTED");
         }
         connection.protocol_version = connected.protocol_version();
@@ -245,5 +252,28 @@ impl<S: Ticket> Machine<S> {
         connection.features = connected.feature_flags.unwrap_or_default();
         self.ready(now, conn);
         Ok(())
+    }
+}
+
+/// Most bytes of what a broker says of a failure. Each send that fails of it gets a copy.
+const MAX_REASON: usize = 4 * 1024;
+
+/// Cuts what a broker says of a failure to a length that can be told to many.
+fn shorten(command: &mut BaseCommand) {
+    let reasons = [
+        command.error.as_mut().map(|e| &mut e.message),
+        command.send_error.as_mut().map(|e| &mut e.message),
+        (command.lookup_topic_response.as_mut()).and_then(|r| r.message.as_mut()),
+        (command.partition_metadata_response.as_mut()).and_then(|r| r.message.as_mut()),
+        (command.get_schema_response.as_mut()).and_then(|r| r.error_message.as_mut()),
+        (command.get_or_create_schema_response.as_mut()).and_then(|r| r.error_message.as_mut()),
+        (command.ack_response.as_mut()).and_then(|r| r.message.as_mut()),
+    ];
+    for reason in reasons.into_iter().flatten() {
+        if reason.len() > MAX_REASON {
+            reason.truncate(reason.floor_char_boundary(MAX_REASON));
+            reason.push('\u{2026}');
+            reason.shrink_to_fit();
+        }
     }
 }

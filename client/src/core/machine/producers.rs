@@ -14,6 +14,9 @@ use super::{Machine, Timer, arm};
 use crate::error::{Error, Result};
 use crate::message::OutgoingMessage;
 
+/// Longest name, and schema version, that a broker may give a producer, in bytes: they are in each of its messages.
+const MAX_NAME: usize = 4 * 1024;
+
 pub(super) struct ProducerSlot<S> {
     pub(super) way: Way,
     pub(super) producer: Producer<S>,
@@ -317,10 +320,26 @@ impl<S: Ticket> Machine<S> {
     ) {
         let owner = Owner::Producer(key);
         let max = self.conns.get(&conn).map_or(0, |c| c.max_message_size);
+        let waits = self.waits(key);
         let Some(slot) = self.producers.get_mut(&key) else {
             // It was closed meanwhile.
             return self.say_close_producer(now, conn, key, Request::Ignored);
         };
+        let version = success.schema_version.as_ref().map_or(0, |v| v.len());
+        let said = success.producer_name.len().max(version);
+        if said > MAX_NAME.max(slot.producer.name.len()) {
+            let error = Error::Protocol(format!(
+                "the broker names the producer with {said} bytes, which are in each of its messages; at most {MAX_NAME} are taken"
+            ));
+            self.say_close_producer(now, conn, key, Request::Ignored);
+            return self.way_failed(now, owner, error);
+        }
+        if !success.producer_ready() && !waits {
+            // Only who said so waits for its turn, for as long as it takes.
+            let error = Error::Protocol("the broker lets the producer wait for its turn".into());
+            self.say_close_producer(now, conn, key, Request::Ignored);
+            return self.way_failed(now, owner, error);
+        }
         if !success.producer_ready() {
             let request_id = success.request_id;
             self.requests.keep(conn, request_id, Request::Open(owner));

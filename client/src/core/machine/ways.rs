@@ -147,12 +147,12 @@ impl<S: Ticket> Machine<S> {
         let Some(connection) = self.conns.get(&conn) else {
             return;
         };
-        let (through, secure) = (
-            connection.address.url.clone(),
-            connection.address.url.starts_with("pulsar+ssl://"),
-        );
+        let (through, secure) = (connection.address.url.clone(), connection.is_secure());
         let redirects = match self.way(owner).map(|way| way.place) {
-            Some(Place::LookingUp { redirects, .. }) => redirects,
+            Some(Place::LookingUp {
+                conn: on,
+                redirects,
+            }) if on == conn => redirects,
             _ => return,
         };
         let kind = answer.response();
@@ -169,13 +169,15 @@ impl<S: Ticket> Machine<S> {
         } else {
             answer.broker_service_url
         };
-        let Some(url) = url.filter(|url| !url.is_empty()) else {
+        let url = url.unwrap_or_default();
+        if !is_url_of(&url, secure) {
             let error = Error::Connection(format!(
-                "the lookup named no broker for {}",
-                if secure { "TLS" } else { "plain connections" }
+                "the lookup named no broker for {}, but {:?}",
+                if secure { "TLS" } else { "plain connections" },
+                url.get(..MAX_URL).unwrap_or(&url),
             ));
             return self.way_failed(now, owner, error);
-        };
+        }
         if kind == LookupType::Redirect {
             if redirects >= self.config.max_lookup_redirects {
                 let limit = self.config.max_lookup_redirects;
@@ -355,15 +357,26 @@ impl<S: Ticket> Machine<S> {
         owner: Owner,
         url: Option<String>,
     ) {
+        let pause = self.config.backoff.initial;
         let Some(way) = self.way(owner).filter(|way| way.conn() == Some(conn)) else {
             return;
         };
         way.assigned = url;
+        // Whoever is sent from one to the next and never stays is not to run in circles as fast as the network is.
+        let settled = way
+            .moved_at
+            .is_none_or(|at| now.saturating_sub(at) >= pause);
+        way.moved_at = Some(now);
+        if !matches!(way.place, Place::Attached { .. }) {
+            // What was asked on the way is asked anew; an answer to it would be taken for one to that.
+            self.requests
+                .forget(|r| r == Request::Open(owner) || r == Request::Lookup(owner));
+        }
         if let Owner::Consumer(consumer) = owner {
             self.consumer_detached(now, consumer, Detached::ClosedByBroker);
         }
         let Some(way) = self.way(owner) else { return };
-        if way.assigned.is_some() {
+        if way.assigned.is_some() && settled {
             way.place = Place::Retry { at: now };
             self.detached(owner);
             self.set_out(now, owner);
@@ -389,18 +402,22 @@ impl<S: Ticket> Machine<S> {
         plain: Option<String>,
         secure: Option<String>,
     ) -> Option<String> {
-        let is_secure = self
-            .conns
-            .get(&conn)?
-            .address
-            .url
-            .starts_with("pulsar+ssl://");
+        let is_secure = self.conns.get(&conn)?.is_secure();
         let url = if is_secure { secure } else { plain };
-        url.filter(|url| !url.is_empty())
+        url.filter(|url| is_url_of(url, is_secure))
     }
 
     /// Who answers on a connection must be what was asked.
     pub(super) fn unexpected(what: &str) -> Result<()> {
         Err(Error::Protocol(format!("unexpected {what}")))
     }
+}
+
+/// Longest URL of a broker, in bytes.
+const MAX_URL: usize = 1024;
+
+/// Whether a broker may be reached so. From a connection with TLS nobody is sent to one without: credentials would go over it.
+fn is_url_of(url: &str, secure: bool) -> bool {
+    let tls = url.starts_with("pulsar+ssl://");
+    !url.is_empty() && url.len() <= MAX_URL && (tls || !secure)
 }

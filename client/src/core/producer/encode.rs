@@ -141,7 +141,8 @@ fn single<S>(
     let Some(room) = how
         .max_message_size
         .checked_sub(overhead)
-        .filter(|&r| r > 0)
+        // With less, or so little that the chunks would take up a multiple of the message, it cannot be sent.
+        .filter(|&room| room > 0 && (room >= overhead / 4 || room >= payload.len()))
     else {
         let (size, limit) = (overhead, how.max_message_size);
         return Err((sends, Error::MessageTooLarge { size, limit }));

@@ -479,17 +479,14 @@ impl<S: Ticket> Producer<S> {
     pub(crate) fn sweep(&mut self) {
         let mut gone = Vec::new();
         self.batches.sweep(&mut gone);
-        let mut at = self.given;
-        while let Some(op) = self.ops.get_mut(at) {
-            if let Body::Sealed(messages) = &mut op.body {
+        // In one go: taking them out one by one moves the rest each time.
+        self.ops.retain_mut(|op| match &mut op.body {
+            Body::Sealed(messages) => {
                 batch::sweep(messages, &mut gone);
-                if messages.is_empty() {
-                    self.ops.remove(at);
-                    continue;
-                }
+                !messages.is_empty()
             }
-            at += 1;
-        }
+            Body::Encoded(_) => true,
+        });
         if !gone.is_empty() {
             self.end(gone, Err(abandoned()));
         }
