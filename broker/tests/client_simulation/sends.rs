@@ -213,11 +213,10 @@ impl Run {
                     let writer = self.writers.iter_mut().find(|w| w.key == producer);
                     writer.unwrap().failed = Some(error);
                 }
-                Event::Consumer { consumer, event } => {
-                    if let ConsumerEvent::MessagesReady = event {
-                        self.take(consumer);
-                    }
-                }
+                Event::Consumer {
+                    consumer,
+                    event: ConsumerEvent::MessagesReady,
+                } => self.take(consumer),
                 Event::ConsumerFailed { error, .. } => panic!("{error}"),
                 _ => {}
             }
