@@ -79,7 +79,7 @@ def parser():
     peer.add_argument("--peer-pid", type=positive, metavar="PID", help="process of a running broker on this machine: its CPU and memory are measured")
     peer.add_argument("--settle-window", type=seconds, default=10, metavar="SECONDS", help="length of a window of the JVM's warm-up (default: %(default)s)")
     peer.add_argument("--settle-within", type=float, default=0.05, metavar="SHARE",
-                      help="the warm-up ends when CPU per message of two windows differs by less (default: %(default)s)")
+                      help="the warm-up ends when CPU per message changes by less over three windows, from each to the next (default: %(default)s)")
     peer.add_argument("--settle-limit", type=seconds, metavar="SECONDS", help="longest warm-up; what has not settled by then is marked (default: 120)")
     p.add_argument("--run-arguments", default="", metavar="TEXT", help="further arguments of `vela-bench run`, as one word")
     return p

@@ -28,8 +28,11 @@ def turns(variants, repetitions, rates):
     return order
 
 
+# Windows that have to agree: two may do so while the JIT compiler still has its best code to make.
+AGREEING = 3
+
+
 def settled(costs, within):
-    """Whether the last two windows of a warm-up cost the same per message, but for the share `within`."""
-    if len(costs) < 2 or not costs[-2]:
-        return False
-    return abs(costs[-1] - costs[-2]) / costs[-2] < within
+    """Whether a message cost the same in the last windows of a warm-up: from each to the next by less than the share `within`."""
+    last = costs[-AGREEING:]
+    return len(last) == AGREEING and all(before > 0 and abs(after - before) / before < within for before, after in zip(last, last[1:]))

@@ -1,8 +1,5 @@
 //! The raw command `consume`: the engine without publishers, for whatever messages of this program there are.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
 use serde::Serialize;
 
 use crate::args::ConsumeArgs;
@@ -102,7 +99,7 @@ fn measured(args: &ConsumeArgs) -> Result<ConsumeReport> {
             pid: args.target.broker_pid,
             ..Sources::default()
         },
-        interrupt: Arc::new(AtomicBool::new(false)),
+        interruptible: false,
     };
     let outcome = engine::run(&spec, &mut Progress::quiet())?;
     let cost = outcome.cost;

@@ -6,8 +6,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use signal_hook::consts::{SIGINT, SIGTERM};
+
 use crate::consumers::{Conduct, Counts};
-use crate::error::{Failure, Result, fail};
+use crate::error::{Context as _, Failure, Result, fail};
 use crate::links::Woken;
 use crate::measure::{self, Cost, Latencies, RssSummary, monotonic_ns, ns, own_cpu_seconds};
 use crate::observer::{Look, Metrics, Observer, Scraper, Sources};
@@ -45,8 +47,8 @@ pub(crate) struct Spec {
     /// One executor on each; without, one anywhere.
     pub(crate) cpus: Option<Vec<usize>>,
     pub(crate) sources: Sources,
-    /// Set by whoever wants the run to end.
-    pub(crate) interrupt: Arc<AtomicBool>,
+    /// SIGINT and SIGTERM end the load, not the process: what was seen until then is told.
+    pub(crate) interruptible: bool,
 }
 
 /// When in a run.
@@ -165,6 +167,7 @@ struct Executor {
 
 struct Run<'a> {
     spec: &'a Spec,
+    interrupt: Arc<AtomicBool>,
     control: Arc<Control>,
     executors: Vec<Executor>,
     done: Receiver<Result<Done>>,
@@ -225,8 +228,17 @@ pub(crate) fn run(spec: &Spec, progress: &mut Progress) -> Result<Outcome> {
             turns: (0, monotonic_ns()),
         });
     }
+    let interrupt = Arc::new(AtomicBool::new(false));
+    if spec.interruptible {
+        // Until here there was nothing to tell.
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&interrupt))
+                .context(|| "cannot take signals".into())?;
+        }
+    }
     let run = Run {
         spec,
+        interrupt,
         control,
         executors,
         done,
@@ -276,7 +288,7 @@ impl Run<'_> {
         let mut moved = (0, start);
         while self.finished < self.executors.len() {
             let now = monotonic_ns();
-            if self.spec.interrupt.load(Relaxed) && !interrupted {
+            if self.interrupt.load(Relaxed) && !interrupted {
                 interrupted = true;
                 self.control.fail("interrupted".into());
             }
@@ -357,7 +369,7 @@ impl Run<'_> {
                     }
                 }
             }
-            if self.spec.interrupt.load(Relaxed) {
+            if self.interrupt.load(Relaxed) {
                 return fail("interrupted before the load began");
             }
             if self.spec.settings.backlog > 0 && now > said + SECOND {

@@ -1,8 +1,5 @@
 //! The raw command `publish`: the engine with every figure given as a flag, and a short report.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
 use serde::Serialize;
 
 use crate::args::PublishArgs;
@@ -138,7 +135,7 @@ fn spec(args: &PublishArgs) -> Result<Spec> {
             pid: args.target.broker_pid,
             ..Sources::default()
         },
-        interrupt: Arc::new(AtomicBool::new(false)),
+        interruptible: false,
     })
 }
 

@@ -3,11 +3,6 @@
 use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
 
 use crate::args::RunArgs;
 use crate::engine::{self, Outcome, Spec};
@@ -85,7 +80,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<bool> {
             cgroup: args.broker_cgroup.clone(),
             metrics_url: args.metrics_url.clone(),
         },
-        interrupt: interruption()?,
+        interruptible: true,
     };
     let mut progress = if args.quiet {
         Progress::quiet()
@@ -132,15 +127,4 @@ fn write_log(prefix: &Path, side: Side, outcome: &Outcome) -> Result<()> {
         outcome.started,
         window,
     )
-}
-
-/// Set by SIGINT or SIGTERM; the second one ends the process at once.
-fn interruption() -> Result<Arc<AtomicBool>> {
-    let interrupt = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&interrupt))
-            .and_then(|_| flag::register(signal, Arc::clone(&interrupt)))
-            .context(|| "cannot take signals".into())?;
-    }
-    Ok(interrupt)
 }

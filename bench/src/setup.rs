@@ -20,7 +20,7 @@ use crate::scenario::{Settings, SubscriptionType};
 
 /// Bytes asked for in one read of a connection at first.
 const READ_SIZE: usize = 16 * 1024;
-/// Producers and consumers of one request are not worth more than this, in bytes, for stalled connections.
+/// The same of a stalled connection, which receives the answers to two requests only.
 const STALLED_INPUT: usize = 256;
 
 /// Which run, and where.

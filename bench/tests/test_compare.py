@@ -36,14 +36,15 @@ class Order(unittest.TestCase):
 
 
 class WarmUp(unittest.TestCase):
-    def test_needs_two_windows_that_agree(self):
+    def test_needs_three_windows_that_agree(self):
         self.assertFalse(plan.settled([], 0.05))
-        self.assertFalse(plan.settled([100.0], 0.05))
-        self.assertFalse(plan.settled([100.0, 94.9], 0.05))
-        self.assertTrue(plan.settled([100.0, 95.1], 0.05))
-        self.assertTrue(plan.settled([300.0, 100.0, 104.9], 0.05))
-        self.assertFalse(plan.settled([100.0, 100.0, 50.0], 0.05), "an earlier agreement does not count")
-        self.assertFalse(plan.settled([0.0, 0.0], 0.05))
+        self.assertFalse(plan.settled([100.0, 100.0], 0.05))
+        self.assertFalse(plan.settled([100.0, 100.0, 94.9], 0.05))
+        self.assertFalse(plan.settled([100.0, 94.9, 94.9], 0.05))
+        self.assertTrue(plan.settled([100.0, 95.1, 95.1], 0.05))
+        self.assertTrue(plan.settled([300.0, 100.0, 104.9, 101.0], 0.05))
+        self.assertFalse(plan.settled([100.0, 100.0, 100.0, 50.0], 0.05), "an earlier agreement does not count")
+        self.assertFalse(plan.settled([0.0, 0.0, 0.0], 0.05))
 
 
 class Medians(unittest.TestCase):

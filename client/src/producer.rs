@@ -103,7 +103,7 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         let shared = self.client.shared();
-        shared.with(|inner, now| inner.machine.close_producer(now, self.key));
+        shared.with(|inner, now| inner.machine.retire_producer(now, self.key));
     }
 }
 
@@ -240,7 +240,8 @@ impl ProducerCore {
     }
 }
 
-/// Sends messages to a topic, all partitions of it if it has some. Clones are the same producer; it is closed with the last one.
+/// Sends messages to a topic, all partitions of it if it has some. Clones are the same producer; when the last one is dropped it
+/// is closed, once what was sent has its end.
 pub struct Producer<T> {
     pub(crate) core: Arc<ProducerCore>,
     pub(crate) schema: Arc<dyn Schema<Value = T>>,

@@ -136,7 +136,6 @@ impl MemoryLimit {
     }
 
     /// Counts bytes whether there is room or not: for what must not wait and may not be refused.
-    #[must_use]
     pub fn force_reserve(&self, bytes: u64) -> Reservation {
         let bytes = bytes.min(LARGEST);
         let before = self.0.state.fetch_add(bytes << SHIFT, Ordering::AcqRel);

@@ -7,6 +7,7 @@ mod brokers;
 mod clusters;
 mod configuration;
 mod cores;
+mod inactive;
 mod lookup;
 mod messages;
 mod metrics;
@@ -259,7 +260,8 @@ fn start_with(
         .name("vela-http".to_owned())
         .spawn(move || {
             runtime.block_on(async {
-                tokio::spawn(finish(shared));
+                tokio::spawn(finish(shared.clone()));
+                tokio::spawn(inactive::watch(shared));
                 server::serve(listener, app, limits, stopped).await;
             });
         })?;

@@ -243,6 +243,10 @@ settings! {
     broker_delete_inactive_topics_max_inactive_duration_seconds: u64 = 0,
     "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds" in 0..=31536000 as "seconds", dynamic;
 
+    /// Delete partitioned topics, too, when all their partitions are gone.
+    broker_delete_inactive_partitioned_topic_metadata_enabled: bool = false,
+    "brokerDeleteInactivePartitionedTopicMetadataEnabled", dynamic;
+
     /// Which topics nobody uses, of those without producers and consumers.
     broker_delete_inactive_topics_mode: InactiveTopicMode = InactiveTopicMode::NoSubscriptions,
     "brokerDeleteInactiveTopicsMode", dynamic;

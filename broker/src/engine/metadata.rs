@@ -129,12 +129,14 @@ impl PartitionedTopic {
         if self.properties.is_empty() && !self.unfinished {
             return self.count.to_string();
         }
-        let mut document =
-            serde_json::json!({ "partitions": self.count, "properties": self.properties });
-        if self.unfinished {
-            document["unfinished"] = true.into();
+        let (count, properties) = (self.count, &self.properties);
+        match self.unfinished {
+            true => serde_json::json!({
+                "partitions": count, "properties": properties, "unfinished": true,
+            }),
+            false => serde_json::json!({ "partitions": count, "properties": properties }),
         }
-        document.to_string()
+        .to_string()
     }
 }
 

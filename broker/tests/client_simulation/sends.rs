@@ -5,12 +5,11 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use vela_client::StartPosition;
 use vela_client::core::consumer::{ConsumerConfig, ConsumerEvent};
 use vela_client::core::{
     Batching, ConsumerKey, Event, MILLIS, MachineConfig, ProducerConfig, ProducerKey, Ticket,
 };
-use vela_client::{Error, OutgoingMessage};
+use vela_client::{Error, OutgoingMessage, StartPosition};
 use vela_proto::CompressionType;
 
 use crate::harness::WorldConfig;
@@ -214,11 +213,10 @@ impl Run {
                     let writer = self.writers.iter_mut().find(|w| w.key == producer);
                     writer.unwrap().failed = Some(error);
                 }
-                Event::Consumer { consumer, event } => {
-                    if let ConsumerEvent::MessagesReady = event {
-                        self.take(consumer);
-                    }
-                }
+                Event::Consumer {
+                    consumer,
+                    event: ConsumerEvent::MessagesReady,
+                } => self.take(consumer),
                 Event::ConsumerFailed { error, .. } => panic!("{error}"),
                 _ => {}
             }

@@ -8,7 +8,7 @@ use crate::message::Outgoing;
 use crate::{Client, CompressionType, Producer, SendFuture};
 use bytes::Bytes;
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 use tokio::fs::File;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
@@ -268,6 +268,6 @@ async fn send_all(
     Ok(())
 }
 
-fn of_file(path: &PathBuf, error: &std::io::Error) -> Failure {
+fn of_file(path: &Path, error: &std::io::Error) -> Failure {
     Failure::new(format!("{}: {error}", path.display()))
 }

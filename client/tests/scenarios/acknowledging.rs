@@ -221,7 +221,7 @@ fn each_message_is_a_dead_letter_once() {
             let consumer = consumer
                 .receiver_queue_size(10)
                 .negative_ack_redelivery_delay(Duration::from_millis(100));
-            let mut consumer = consumer
+            let consumer = consumer
                 .dead_letter_policy(policy.clone())
                 .build()
                 .await

@@ -188,7 +188,7 @@ fn without_message_permits_the_ladder_finds_the_same() {
         let proxy = Proxy::start(&broker.url, move |message, metadata, rest| {
             message.message_permits = None;
             // Now and then a payload is damaged as well.
-            let damaged = turn.fetch_add(1, Ordering::SeqCst) % 7 == 3;
+            let damaged = turn.fetch_add(1, Ordering::SeqCst).is_multiple_of(7);
             if damaged && message.redelivery_count() == 0 {
                 damage(Damage::Checksum, metadata, &rest)
             } else {
@@ -218,7 +218,7 @@ fn without_message_permits_the_ladder_finds_the_same() {
                 Ok(message) => {
                     let message = message.unwrap();
                     turns += 1;
-                    if turns % 2 == 0 && message.redelivery_count() < 3 {
+                    if turns.is_multiple_of(2) && message.redelivery_count() < 3 {
                         consumer.nack(&message).await.unwrap();
                     } else {
                         consumer.ack(&message).await.unwrap();

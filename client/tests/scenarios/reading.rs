@@ -142,7 +142,7 @@ fn many_seeks_of_a_full_queue_lose_nothing() {
             let consumer = client
                 .consumer()
                 .topic(&topic)
-                .subscription(&format!("s{queue}"));
+                .subscription(format!("s{queue}"));
             let consumer = consumer.receiver_queue_size(queue);
             let mut consumer = consumer.build().await.unwrap();
             for _ in 0..5 {

@@ -32,7 +32,7 @@ fn nothing_confirmed_is_lost_and_nothing_hangs_over_restarts() {
             .topic(&topic)
             .subscription("s")
             .subscription_type(SubscriptionType::Shared);
-        let mut consumer = consumer.receiver_queue_size(10).build().await.unwrap();
+        let consumer = consumer.receiver_queue_size(10).build().await.unwrap();
         let producer = client
             .producer(&topic)
             .batching_max_messages(5)
@@ -160,7 +160,7 @@ fn a_small_queue_takes_any_number_of_batches() {
             .topic(&topic)
             .subscription("s")
             .subscription_type(SubscriptionType::Shared);
-        let mut consumer = consumer.receiver_queue_size(10).build().await.unwrap();
+        let consumer = consumer.receiver_queue_size(10).build().await.unwrap();
         let producer = client
             .producer(&topic)
             .batching_max_messages(5)

@@ -30,7 +30,7 @@ where
         .schema(schema.clone())
         .topic(&topic)
         .subscription("s");
-    let mut consumer = consumer.build().await.unwrap();
+    let consumer = consumer.build().await.unwrap();
     let producer = client
         .producer(&topic)
         .schema(schema)
@@ -130,7 +130,7 @@ fn records_grow_and_old_messages_are_read() {
         let consumer = consumer
             .subscription("s")
             .subscription_initial_position(InitialPosition::Earliest);
-        let mut consumer = consumer.build().await.unwrap();
+        let consumer = consumer.build().await.unwrap();
         let first = in_time("a message", consumer.receive()).await.unwrap();
         assert_eq!(first.value().unwrap(), &Order { id: 1, item: None });
         let second = in_time("a message", consumer.receive()).await.unwrap();
@@ -170,7 +170,7 @@ fn what_does_not_fit_is_refused() {
             .subscription("s")
             .subscription_type(SubscriptionType::Shared);
         let consumer = consumer.subscription_initial_position(InitialPosition::Earliest);
-        let mut consumer = consumer.build().await.unwrap();
+        let consumer = consumer.build().await.unwrap();
         let message = in_time("a message", consumer.receive()).await.unwrap();
         assert_eq!(message.value().unwrap(), &order);
         assert_eq!(message.payload(), r#"{"id":3,"item":null}"#);
@@ -219,7 +219,7 @@ fn protobuf_messages_go_through_with_their_descriptor() {
         let schema = || {
             ProtobufNative::<prost_types::Timestamp>::new(&descriptors, "times.Timestamp").unwrap()
         };
-        let mut consumer = client
+        let consumer = client
             .consumer()
             .schema(schema())
             .topic(&topic)

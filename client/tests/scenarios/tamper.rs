@@ -11,37 +11,38 @@ use vela_proto::{BaseCommand, CommandAck, CommandMessage, MessageMetadata};
 
 /// What the account says.
 #[derive(Debug, Default)]
-pub struct Account {
+pub(crate) struct Account {
     /// MESSAGE commands.
-    pub commands: AtomicU64,
+    pub(crate) commands: AtomicU64,
     /// Sum of what they cost, as the broker said or, where it does not, by the rule of all brokers.
-    pub charged: AtomicU64,
+    pub(crate) charged: AtomicU64,
     /// Sum of all FLOW.
-    pub granted: AtomicU64,
+    pub(crate) granted: AtomicU64,
     /// Connections accepted.
-    pub connections: AtomicU64,
+    pub(crate) connections: AtomicU64,
     /// MESSAGE commands that came with `message_permits`.
-    pub said: AtomicU64,
+    pub(crate) said: AtomicU64,
     /// ACKs that tell of damage, by the code.
-    pub errors: Mutex<Vec<i32>>,
+    pub(crate) errors: Mutex<Vec<i32>>,
 }
 
 impl Account {
-    pub fn get(value: &AtomicU64) -> u64 {
+    pub(crate) fn get(value: &AtomicU64) -> u64 {
         value.load(Ordering::SeqCst)
     }
 }
 
 /// Changes a MESSAGE and the entry behind it.
-pub type Tamper = Arc<dyn Fn(&mut CommandMessage, &MessageMetadata, Bytes) -> Bytes + Send + Sync>;
+pub(crate) type Tamper =
+    Arc<dyn Fn(&mut CommandMessage, &MessageMetadata, Bytes) -> Bytes + Send + Sync>;
 
-pub struct Proxy {
-    pub url: String,
-    pub account: Arc<Account>,
+pub(crate) struct Proxy {
+    pub(crate) url: String,
+    pub(crate) account: Arc<Account>,
 }
 
 impl Proxy {
-    pub async fn start(
+    pub(crate) async fn start(
         to: &str,
         tamper: impl Fn(&mut CommandMessage, &MessageMetadata, Bytes) -> Bytes + Send + Sync + 'static,
     ) -> Self {

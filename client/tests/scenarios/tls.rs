@@ -5,7 +5,6 @@ use crate::harness::{run, topic};
 use crate::traffic::*;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,7 +21,6 @@ use vela_proto::prost::Message as _;
 pub struct Relay {
     pub url: String,
     held: watch::Sender<bool>,
-    cut: Arc<AtomicBool>,
 }
 
 impl Relay {
@@ -41,13 +39,9 @@ impl Relay {
         let url = format!("{scheme}://127.0.0.1:{port}");
         let to = to.trim_start_matches("pulsar://").to_owned();
         let (held, hold) = watch::channel(false);
-        let cut = Arc::new(AtomicBool::new(false));
-        let (refusing, here) = (Arc::clone(&cut), url.clone());
+        let here = url.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                if refusing.load(Ordering::SeqCst) {
-                    continue;
-                }
                 let (to, acceptor, hold, here) =
                     (to.clone(), acceptor.clone(), hold.clone(), here.clone());
                 tokio::spawn(async move {
@@ -65,17 +59,12 @@ impl Relay {
                 });
             }
         });
-        Self { url, held, cut }
+        Self { url, held }
     }
 
     /// Carries nothing for a while, without closing anything.
     pub fn hold(&self, held: bool) {
         self.held.send_replace(held);
-    }
-
-    /// Accepts no more connections.
-    pub fn refuse(&self, refuse: bool) {
-        self.cut.store(refuse, Ordering::SeqCst);
     }
 }
 

@@ -102,14 +102,10 @@ impl Chunks {
         };
         if index == 0 {
             match self.pending.get(&uuid) {
-                Some(partial) if partial.ids.first() == Some(&entry) => {
-                    // Delivered again from the start; the old parts are the same bytes.
-                    if partial.ids.len() == 1 {
-                        return Chunk::Repeated;
-                    }
-                }
-                Some(_) => return Chunk::Copy,
-                None => {}
+                Some(partial) if partial.ids == [entry] => return Chunk::Repeated,
+                Some(partial) if partial.ids.first() != Some(&entry) => return Chunk::Copy,
+                // Delivered again from the start: the old parts are the same bytes.
+                _ => {}
             }
             self.forget(&uuid);
             if self.pending.len() >= self.max_pending {

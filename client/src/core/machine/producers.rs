@@ -24,6 +24,8 @@ pub(super) struct ProducerSlot<S> {
     blocked: bool,
     /// It is being closed; no send is taken.
     closing: bool,
+    /// It will be closed once its last send has its end; no send is taken.
+    retiring: bool,
     /// The earliest timer that is set.
     armed: Nanos,
 }
@@ -42,6 +44,7 @@ impl<S: Ticket> Machine<S> {
             producer: Producer::new(key, config),
             blocked: false,
             closing: false,
+            retiring: false,
             armed: Nanos::MAX,
         };
         self.producers.insert(key, slot);
@@ -61,7 +64,11 @@ impl<S: Ticket> Machine<S> {
         message: OutgoingMessage,
         ticket: S,
     ) -> Result<(), Box<Refused<S>>> {
-        let Some(slot) = self.producers.get_mut(&producer).filter(|s| !s.closing) else {
+        let Some(slot) = self
+            .producers
+            .get_mut(&producer)
+            .filter(|s| !s.closing && !s.retiring)
+        else {
             return Err(Box::new(Refused {
                 message,
                 ticket,
@@ -112,6 +119,20 @@ impl<S: Ticket> Machine<S> {
                 self.place(owner, Place::Attached { conn });
             }
             None => self.producer_closed(producer),
+        }
+    }
+
+    /// Closes a producer once everything that was sent has its end, as when its last owner has gone.
+    pub fn retire_producer(&mut self, now: Nanos, producer: ProducerKey) {
+        let Some(slot) = self.producers.get_mut(&producer) else {
+            return;
+        };
+        slot.retiring = true;
+        slot.producer.seal();
+        if slot.producer.pending() == 0 {
+            self.close_producer(now, producer);
+        } else {
+            self.after_producer(producer);
         }
     }
 
@@ -225,6 +246,10 @@ impl<S: Ticket> Machine<S> {
         }
         slot.producer.handle_timeout(now);
         self.after_producer(key);
+        let slot = self.producers.get(&key);
+        if slot.is_some_and(|slot| slot.retiring && slot.producer.pending() == 0) {
+            self.close_producer(now, key);
+        }
     }
 
     /// Passes on what a producer has to tell.
@@ -236,6 +261,15 @@ impl<S: Ticket> Machine<S> {
         else {
             return;
         };
+        if slot.retiring && slot.producer.pending() == 0 {
+            // Closed with the next look at the timers, which is at once.
+            arm(
+                &mut self.timers,
+                &mut slot.armed,
+                Some(0),
+                Timer::Producer(key),
+            );
+        }
         self.events
             .extend(slot.producer.take_ends().map(Event::Sends));
         let flushed = slot.producer.take_flushed();
@@ -382,7 +416,7 @@ impl<S: Ticket> Machine<S> {
         if let Some(mut slot) = self.producers.remove(&key) {
             slot.producer.fail_all(&error);
             self.last_words(key, &mut slot);
-            self.events.push_back(if slot.closing {
+            self.events.push_back(if slot.closing || slot.retiring {
                 Event::ProducerClosed { producer: key }
             } else {
                 Event::ProducerFailed {

@@ -314,7 +314,7 @@ fn small_durable_chunks_take_what_they_hold_and_idle_memory_counts() {
         assert_eq!(one.read(n.into()), Read::Entry(vec![n; 50].into()));
     }
     let idle = one.lane.spare_bytes() - cached;
-    assert!(idle >= BLOCK && idle <= 3 * BLOCK, "{idle}");
+    assert!((BLOCK..=3 * BLOCK).contains(&idle), "{idle}");
     one.lane.shrink(1);
     assert!(one.lane.spare_bytes() < cached + idle);
     assert_eq!(

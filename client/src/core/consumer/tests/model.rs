@@ -61,7 +61,7 @@ impl Stored {
 #[derive(Debug)]
 enum ToClient {
     Message(CommandMessage, Bytes),
-    Reply(u64, Result<BaseCommand, Error>),
+    Reply(u64, Box<Result<BaseCommand, Error>>),
     Closed,
 }
 
@@ -130,7 +130,7 @@ impl Broker {
                 message: "Consumer not found".to_owned(),
             };
             self.to_client
-                .push_back(ToClient::Reply(request_id, Err(error)));
+                .push_back(ToClient::Reply(request_id, Box::new(Err(error))));
             return;
         }
         if let Some(flow) = command.flow {
@@ -203,7 +203,7 @@ impl Broker {
 
     fn reply(&mut self, request_id: u64, command: BaseCommand) {
         self.to_client
-            .push_back(ToClient::Reply(request_id, Ok(command)));
+            .push_back(ToClient::Reply(request_id, Box::new(Ok(command))));
     }
 
     /// Sends one entry, if it may.
@@ -413,7 +413,7 @@ impl World {
                 let bench = &mut self.bench;
                 bench
                     .consumer
-                    .handle_answer(now, request_id, result, &mut bench.wire);
+                    .handle_answer(now, request_id, *result, &mut bench.wire);
             }
             ToClient::Closed => {
                 self.bench.consumer.detached(now, Detached::ClosedByBroker);
@@ -662,10 +662,8 @@ fn kinds(message_permits: bool) -> impl Strategy<Value = Vec<Kind>> {
         2 => (2i32..5).prop_map(|of| (0..of).map(|index| Kind::Chunk(0, index, of)).collect()),
     ];
     prop::collection::vec(one, 1..25).prop_map(|groups| {
-        let mut number = 0;
         let mut all = Vec::new();
-        for group in groups {
-            number += 1;
+        for (number, group) in (1..).zip(groups) {
             all.extend(group.into_iter().map(|kind| match kind {
                 Kind::Chunk(_, index, of) => Kind::Chunk(number, index, of),
                 other => other,

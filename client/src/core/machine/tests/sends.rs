@@ -499,6 +499,48 @@ fn closing_a_producer_ends_its_sends_and_then_it() {
 }
 
 #[test]
+fn a_producer_that_retires_is_closed_behind_its_last_send() {
+    let mut bench = Bench::new();
+    let (key, conn) = bench.producer(batched(10));
+    bench.send(key, "a", 0);
+    bench.machine.retire_producer(bench.now, key);
+    let refused = bench
+        .machine
+        .send(bench.now, key, OutgoingMessage::new("b"), 1);
+    assert_eq!(refused.unwrap_err().error, Error::Closed("the producer"));
+    bench.sent(conn);
+    bench.pass(100);
+    bench.silent();
+    bench.receipt(conn, key, 0, 1);
+    assert_eq!(bench.ends(), (vec![0], Ok(1)));
+    bench.machine.handle_timeout(bench.now);
+    let close = bench
+        .hear(conn, Type::CloseProducer)
+        .0
+        .close_producer
+        .unwrap();
+    bench.succeed(conn, close.request_id);
+    assert!(matches!(bench.event(), Event::ProducerClosed { .. }));
+    // One without sends goes at once, and one whose sends time out behind them.
+    let (other, limit) = (plain(), 100 * MILLIS);
+    let other = ProducerConfig {
+        send_timeout: limit,
+        ..other
+    };
+    let key = bench.machine.open_producer(bench.now, other).unwrap();
+    bench.locate(conn, URL);
+    bench.accept(conn);
+    bench.event();
+    bench.send(key, "c", 2);
+    bench.sent(conn);
+    bench.machine.retire_producer(bench.now, key);
+    bench.silent();
+    bench.pass(100);
+    assert!(bench.ends().1.is_err());
+    bench.hear(conn, Type::CloseProducer);
+}
+
+#[test]
 fn limits_that_exclude_each_other_are_refused_when_built() {
     let both = ProducerConfig {
         admitted_upstream: true,
