@@ -53,6 +53,7 @@ pub(crate) async fn run(shared: Arc<Shared>, conn: ConnKey, url: String, wakers:
     let connecting = tokio::time::timeout(shared.connection_timeout, connect(&shared, &url));
     let why = match connecting.await {
         Err(_) => format!("{url}: no connection within connection_timeout"),
+        Ok(Err(Error::Connection(why))) => format!("{url}: {why}"),
         Ok(Err(error)) => format!("{url}: {error}"),
         Ok(Ok((reader, writer))) => {
             tracing::debug!(url, "connected");
@@ -71,6 +72,7 @@ pub(crate) async fn run(shared: Arc<Shared>, conn: ConnKey, url: String, wakers:
             drop(writing.await);
             match end {
                 Ok(()) => format!("{url}: closed by the broker"),
+                Err(Error::Connection(why)) => format!("{url}: {why}"),
                 Err(error) => format!("{url}: {error}"),
             }
         }

@@ -101,7 +101,7 @@ pub struct Produce {
     /// Messages per second; 0: as fast as it goes
     #[arg(long, short, default_value_t = 0.0)]
     pub rate: f64,
-    /// The key of all messages; {n} stands for a running number
+    /// The key of all messages; an n in braces stands for a running number
     #[arg(long, short)]
     pub key: Option<String>,
     /// A property NAME=VALUE of all messages; may be repeated

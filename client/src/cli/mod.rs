@@ -77,7 +77,11 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::new(error.to_string())
+        match error {
+            // A topic, URL or setting that cannot be: it was called wrongly.
+            Error::Config { .. } => Self::usage(error.to_string()),
+            error => Self::new(error.to_string()),
+        }
     }
 }
 

@@ -16,6 +16,8 @@ use tokio::sync::mpsc;
 
 /// Receipts that are waited for in the background; beyond them a send waits for the oldest.
 const RECEIPTS: usize = 100_000;
+/// A message of `--size`, in bytes: larger ones are refused before memory is asked for.
+const LONGEST_SIZE: usize = 1 << 30;
 /// A line of input, in bytes: longer ones are refused.
 const LONGEST_LINE: usize = 64 << 20;
 
@@ -216,6 +218,11 @@ async fn send_all(
         .map(Bytes::from)
         .collect();
     if let Some(size) = arguments.size {
+        if size > LONGEST_SIZE {
+            return Err(Failure::usage(format!(
+                "--size {size}: at most {LONGEST_SIZE} bytes, which no broker takes; give less"
+            )));
+        }
         payloads.push((0u8..=255).cycle().take(size).collect());
     }
     if !arguments.lines {

@@ -167,7 +167,7 @@ fn failures_have_their_own_codes() {
     assert_eq!(run(&["produce", &topic]).status.code(), Some(2));
     assert_eq!(
         run(&["consume", "http://a/b/c", "-s", "s"]).status.code(),
-        Some(1)
+        Some(2)
     );
     let late = run(&["consume", &topic, "-s", "s", "--timeout", "300ms"]);
     assert_eq!(late.status.code(), Some(1));
