@@ -337,7 +337,7 @@ impl<S: Ticket> Producer<S> {
             (Vec::new(), messages)
         };
         let at = self.given;
-        let Some(op) = self.ops.remove(at) else {
+        let Some((serial, created)) = self.ops.get(at).map(|op| (op.serial, op.created)) else {
             return;
         };
         if !gone.is_empty() {
@@ -357,16 +357,26 @@ impl<S: Ticket> Producer<S> {
         };
         match encode::encode(&how, &mut self.next_sequence, messages, wall) {
             Ok(entries) => {
-                for (offset, encoded) in entries.into_iter().enumerate() {
+                // In the same place: taking it out and putting it back would move a long queue twice for each message.
+                let mut entries = entries.into_iter();
+                match (self.ops.get_mut(at), entries.next()) {
+                    (Some(op), Some(first)) => op.body = Body::Encoded(first),
+                    _ => drop(self.ops.remove(at)),
+                }
+                for (offset, encoded) in entries.enumerate() {
+                    let body = Body::Encoded(encoded);
                     let op = Op {
-                        serial: op.serial,
-                        created: op.created,
-                        body: Body::Encoded(encoded),
+                        serial,
+                        created,
+                        body,
                     };
-                    self.ops.insert(at + offset, op);
+                    self.ops.insert(at + 1 + offset, op);
                 }
             }
-            Err((sends, error)) => self.end(sends, Err(error)),
+            Err((sends, error)) => {
+                drop(self.ops.remove(at));
+                self.end(sends, Err(error));
+            }
         }
         self.settle_flushes();
     }
