@@ -236,14 +236,9 @@ impl Consumer {
             return;
         }
         self.state = State::Closed;
-        self.ledger.begin();
-        self.queue.clear();
-        self.copies.clear();
-        self.chunks.clear();
+        self.forget_deliveries();
         self.chunked.clear();
         self.batches.clear();
-        self.nacks.clear();
-        self.ack_timeouts.clear();
         self.dead_letters = Default::default();
         self.overdue.clear();
         let gone = || Error::Closed("the consumer");

@@ -336,18 +336,23 @@ impl Consumer {
         self.flow(wire);
     }
 
-    /// This incarnation is over. Its messages that were not taken will come again, its permits are void.
-    pub fn detached(&mut self, now: Nanos, why: Detached) {
-        if self.state == State::Closed {
-            return;
-        }
-        self.state = State::Detached;
+    /// Forgets what the broker has delivered and will deliver again, and the permits of it.
+    fn forget_deliveries(&mut self) {
         self.ledger.begin();
         self.queue.clear();
         self.copies.clear();
         self.chunks.clear();
         self.nacks.clear();
         self.ack_timeouts.clear();
+    }
+
+    /// This incarnation is over. Its messages that were not taken will come again, its permits are void.
+    pub fn detached(&mut self, now: Nanos, why: Detached) {
+        if self.state == State::Closed {
+            return;
+        }
+        self.state = State::Detached;
+        self.forget_deliveries();
         self.dead_letters.detached();
         self.acks.detached();
         if self.config.batch_index_ack {
