@@ -301,7 +301,7 @@ impl World {
 
     fn answer(&mut self, conn: ConnKey, command: &BaseCommand) {
         let kind = Type::try_from(command.r#type).unwrap();
-        let mut answer = BaseCommand::default();
+        let mut answer: BaseCommand;
         let id = |id: u64, world: &mut Self| world.number(id);
         match kind {
             Type::Connect => {
