@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::connection::host_of;
+use crate::error::Failure;
+use crate::measure::parse_cpus;
 use crate::message::HEADER_LEN;
 use crate::scenario::{Overrides, SubscriptionType};
 
@@ -42,13 +45,13 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TargetArgs {
     /// Broker to connect to
-    #[arg(long, default_value = "pulsar://127.0.0.1:6650", value_name = "URL")]
+    #[arg(long, default_value = "pulsar://127.0.0.1:6650", value_name = "URL", value_parser = url)]
     pub(crate) url: String,
     /// Process of the broker on this machine: its processor time and memory are measured
     #[arg(long, value_name = "PID")]
     pub(crate) broker_pid: Option<u32>,
     /// Processors this program may use, such as 1 or 0,2-3: one executor on each [default: one executor, as inherited]
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "LIST", value_parser = cpus)]
     pub(crate) cpu: Option<String>,
     /// Print one line of JSON instead of a table
     #[arg(long)]
@@ -246,8 +249,22 @@ pub(crate) struct SinkArgs {
     #[arg(long, default_value_t = 0, value_name = "PORT")]
     pub(crate) port: u16,
     /// Processors the sink may use, such as 1 or 0,2-3 [default: as inherited]
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "LIST", value_parser = cpus)]
     pub(crate) cpu: Option<String>,
+}
+
+fn url(text: &str) -> Result<String, String> {
+    match host_of(text) {
+        Some(_) => Ok(text.to_owned()),
+        None => Err("must be of the form pulsar://HOST:PORT (TLS is not supported)".into()),
+    }
+}
+
+fn cpus(text: &str) -> Result<String, String> {
+    match parse_cpus(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(Failure(why)) => Err(why),
+    }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -51,7 +51,8 @@ impl Address {
     }
 }
 
-fn host_of(url: &str) -> Option<&str> {
+/// `host:port` of a URL such as `pulsar://localhost:6650`.
+pub(crate) fn host_of(url: &str) -> Option<&str> {
     let host = url.strip_prefix("pulsar://")?.trim_end_matches('/');
     let (name, port) = host.rsplit_once(':')?;
     (!name.is_empty() && port.parse::<u16>().is_ok()).then_some(host)

@@ -45,13 +45,21 @@ use crate::args::{Cli, Command};
 
 /// The run could not be carried out.
 const FAILED: u8 = 1;
+/// What was asked for cannot be.
+const WRONG: u8 = 2;
 /// The run is invalid.
 const INVALID: u8 = 3;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
-        Command::Run(args) => run::run(args),
+        Command::Run(args) => match run::read(args) {
+            Ok((name, settings)) => run::run(args, name, settings),
+            Err(failure) => {
+                eprintln!("vela-bench: {failure}");
+                return ExitCode::from(WRONG);
+            }
+        },
         Command::Publish(args) => publish::run(args),
         Command::Consume(args) => consume::run(args),
         Command::Idle(args) => idle::run(args),

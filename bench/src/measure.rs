@@ -312,7 +312,7 @@ pub(crate) fn parse_cpus(list: &str) -> Result<Vec<usize>> {
             }
             _ => {
                 return fail(format!(
-                    "--cpu {list}: '{part}' is neither a processor below {} nor a range like 2-3",
+                    "'{part}' is neither a processor below {} nor a range like 2-3",
                     CpuSet::MAX_CPU
                 ));
             }

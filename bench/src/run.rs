@@ -20,19 +20,11 @@ use crate::setup::Place;
 /// Most executors without `--cpu`.
 const EXECUTORS: usize = 4;
 
-/// Runs a scenario; answers whether the run is valid.
-pub(crate) fn run(args: &RunArgs) -> Result<bool> {
-    if args.list {
-        for (name, text) in BUILT_IN {
-            let about = text
-                .lines()
-                .next()
-                .unwrap_or_default()
-                .trim_start_matches("# ");
-            println!("{name:15} {about}");
-        }
-        return Ok(true);
-    }
+/// What was asked for: the scenario's name, or that of its file, and its settings, flags included.
+///
+/// # Errors
+/// If there is no such scenario, or a setting cannot be.
+pub(crate) fn read(args: &RunArgs) -> Result<(String, Settings)> {
     let (name, mut settings) = match (&args.scenario, &args.file) {
         (Some(name), _) => (name.clone(), Settings::built_in(name)?),
         (None, Some(path)) => {
@@ -46,6 +38,32 @@ pub(crate) fn run(args: &RunArgs) -> Result<bool> {
     };
     args.overrides.apply(&mut settings);
     settings.check()?;
+    // Found out now rather than when there is something to write.
+    if let Some(path) = &args.out {
+        let there = path.exists();
+        let file = File::options().create(true).append(true).open(path);
+        file.context(|| format!("cannot write the result to {}", path.display()))?;
+        if !there {
+            // A file is a result.
+            fs::remove_file(path).context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok((name, settings))
+}
+
+/// Runs what [`read`] found; answers whether the run is valid.
+pub(crate) fn run(args: &RunArgs, name: String, mut settings: Settings) -> Result<bool> {
+    if args.list {
+        for (name, text) in BUILT_IN {
+            let about = text
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .trim_start_matches("# ");
+            println!("{name:15} {about}");
+        }
+        return Ok(true);
+    }
     if args.show {
         print!("{}", settings.to_toml()?);
         return Ok(true);

@@ -240,7 +240,7 @@ fn an_unknown_key_is_refused_by_name() {
     let path = directory.path().join("mine.toml");
     std::fs::write(&path, "topics = 2\nratte = 5\n").unwrap();
     let run = bench(&["run", "--file", path.to_str().unwrap()]);
-    assert_eq!(run.status.code(), Some(1));
+    assert_eq!(run.status.code(), Some(2));
     let said = text(&run.stderr);
     assert!(
         said.contains("ratte") && said.contains("mine.toml"),
@@ -260,6 +260,13 @@ fn scenarios_are_named_and_shown() {
         shown.contains("rate = 7") && shown.contains("devices = 10000"),
         "{shown}"
     );
-    assert_eq!(bench(&["run", "nowhere"]).status.code(), Some(1));
+    for wrong in [
+        &["run", "nowhere"][..],
+        &["run", "iot", "--url", "http://127.0.0.1:1"],
+        &["run", "iot", "--cpu", "x"],
+        &["run", "iot", "--out", "/nowhere/result.json"],
+    ] {
+        assert_eq!(bench(wrong).status.code(), Some(2), "{wrong:?}");
+    }
     assert_eq!(bench(&["run"]).status.code(), Some(2));
 }
