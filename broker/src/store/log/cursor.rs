@@ -359,7 +359,7 @@ fn clip(words: impl Iterator<Item = i64>, batch_size: Option<u32>) -> Vec<i64> {
         if left == 0 {
             break;
         }
-        let mask = if left >= 64 { -1 } else { (1i64 << left) - 1 };
+        let mask = if left >= 64 { -1 } else { !(-1_i64 << left) };
         open.push(word & mask);
         left = left.saturating_sub(64);
     }

@@ -108,6 +108,19 @@ fn sets_are_anded_until_empty() {
 }
 
 #[test]
+fn an_ack_set_is_cut_at_every_size_of_batch() {
+    for size in 2..=200_u32 {
+        let t = topic(&[(1, 1)]);
+        let mut c = AckState::new(Position::EARLIEST);
+        let mut set = [-1_i64; 4];
+        set[0] = -2;
+        let cleared = c.ack_partial(&t, p(1, 0), &set, Some(size)).cleared;
+        let open = c.ack_set(p(1, 0)).unwrap();
+        assert_eq!((cleared, count(open)), (1, u64::from(size) - 1), "{size}");
+    }
+}
+
+#[test]
 fn cumulative() {
     let mut t = topic(&[(1, 5)]);
     let mut c = AckState::new(p(1, 0));
