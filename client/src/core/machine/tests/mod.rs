@@ -6,6 +6,7 @@
     clippy::indexing_slicing
 )]
 
+mod broken;
 mod connections;
 mod hostile;
 mod lookups;
