@@ -52,10 +52,17 @@ pub(crate) struct TargetArgs {
     pub(crate) broker_pid: Option<u32>,
     /// Processors this program may use, such as 1 or 0,2-3: one executor on each [default: one executor, as inherited]
     #[arg(long, value_name = "LIST", value_parser = cpus)]
-    pub(crate) cpu: Option<String>,
+    pub(crate) cpu: Option<Cpus>,
     /// Print one line of JSON instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl TargetArgs {
+    /// The processors that were named.
+    pub(crate) fn cpus(&self) -> Option<Vec<usize>> {
+        self.cpu.as_ref().map(|Cpus(list)| list.clone())
+    }
 }
 
 /// What is sent to which topics; shared by both sides of a run.
@@ -250,7 +257,7 @@ pub(crate) struct SinkArgs {
     pub(crate) port: u16,
     /// Processors the sink may use, such as 1 or 0,2-3 [default: as inherited]
     #[arg(long, value_name = "LIST", value_parser = cpus)]
-    pub(crate) cpu: Option<String>,
+    pub(crate) cpu: Option<Cpus>,
 }
 
 fn url(text: &str) -> Result<String, String> {
@@ -260,11 +267,12 @@ fn url(text: &str) -> Result<String, String> {
     }
 }
 
-fn cpus(text: &str) -> Result<String, String> {
-    match parse_cpus(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(Failure(why)) => Err(why),
-    }
+/// A list of processors.
+#[derive(Debug, Clone)]
+pub(crate) struct Cpus(pub(crate) Vec<usize>);
+
+fn cpus(text: &str) -> Result<Cpus, String> {
+    parse_cpus(text).map(Cpus).map_err(|Failure(why)| why)
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

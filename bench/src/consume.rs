@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::args::ConsumeArgs;
 use crate::engine::{self, Spec};
 use crate::error::Result;
-use crate::measure::{self, Cost, LatencySummary};
+use crate::measure::{Cost, LatencySummary};
 use crate::observer::Sources;
 use crate::progress::Progress;
 use crate::report::{PerMillion, Report, Table, Work};
@@ -89,12 +89,7 @@ fn measured(args: &ConsumeArgs) -> Result<ConsumeReport> {
         complete: args.messages.is_some()
             || subscription.subscription_type == SubscriptionType::Exclusive,
         unsubscribe: false,
-        cpus: args
-            .target
-            .cpu
-            .as_deref()
-            .map(measure::parse_cpus)
-            .transpose()?,
+        cpus: args.target.cpus(),
         sources: Sources {
             pid: args.target.broker_pid,
             ..Sources::default()

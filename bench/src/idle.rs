@@ -64,7 +64,7 @@ impl Report for IdleReport {
 
 /// Opens, holds and measures; answers whether all connections stayed.
 pub(crate) fn run(args: &IdleArgs) -> Result<bool> {
-    measure::pin_to_list(args.target.cpu.as_deref())?;
+    measure::pin_to(args.target.cpu.as_ref())?;
     let wanted = args.connections as usize;
     measure::raise_open_files(wanted as u64 + 64)?;
     let address = Address::resolve(&args.target.url)?;

@@ -10,6 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use crate::args::Cpus;
 use crate::error::{Context as _, Failure, Result, fail};
 
 /// Longest latency told apart, in nanoseconds; longer ones count as this.
@@ -267,9 +268,9 @@ pub(crate) fn pin(cpus: &[usize]) -> Result<()> {
         .context(|| format!("cannot run on the processors {cpus:?} of this machine"))
 }
 
-/// Binds this thread to the processors of a list such as `0,2-3`, if there is one.
-pub(crate) fn pin_to_list(list: Option<&str>) -> Result<()> {
-    list.map_or(Ok(()), |list| pin(&parse_cpus(list)?))
+/// Binds this thread to processors, if any are named.
+pub(crate) fn pin_to(cpus: Option<&Cpus>) -> Result<()> {
+    cpus.map_or(Ok(()), |Cpus(list)| pin(list))
 }
 
 /// The processors this process may use and that no thread of another is bound to: on which it is not in the way. All if that leaves none.

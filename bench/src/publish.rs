@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::args::PublishArgs;
 use crate::engine::{self, Outcome, Spec};
 use crate::error::Result;
-use crate::measure::{self, Cost, LatencySummary, monotonic_ns};
+use crate::measure::{Cost, LatencySummary, monotonic_ns};
 use crate::observer::Sources;
 use crate::progress::Progress;
 use crate::report::{PerMillion, Report, Table, Work, grouped};
@@ -90,7 +90,7 @@ pub(crate) fn run_id() -> u32 {
 }
 
 /// What the flags ask of the engine.
-fn spec(args: &PublishArgs) -> Result<Spec> {
+fn spec(args: &PublishArgs) -> Spec {
     let settings = Settings {
         topics: args.topic.topics,
         topic_prefix: args.topic.topic_prefix.clone(),
@@ -113,7 +113,7 @@ fn spec(args: &PublishArgs) -> Result<Spec> {
         expect_redelivered: true,
         ..Settings::default()
     };
-    Ok(Spec {
+    Spec {
         settings,
         place: Place {
             url: args.target.url.clone(),
@@ -125,23 +125,18 @@ fn spec(args: &PublishArgs) -> Result<Spec> {
         messages: None,
         complete: true,
         unsubscribe: true,
-        cpus: args
-            .target
-            .cpu
-            .as_deref()
-            .map(measure::parse_cpus)
-            .transpose()?,
+        cpus: args.target.cpus(),
         sources: Sources {
             pid: args.target.broker_pid,
             ..Sources::default()
         },
         interruptible: false,
-    })
+    }
 }
 
 /// Publishes and measures.
 pub(crate) fn measured(args: &PublishArgs) -> Result<PublishReport> {
-    let outcome = engine::run(&spec(args)?, &mut Progress::quiet())?;
+    let outcome = engine::run(&spec(args), &mut Progress::quiet())?;
     Ok(report(args, outcome))
 }
 

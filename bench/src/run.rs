@@ -72,14 +72,11 @@ pub(crate) fn run(args: &RunArgs, name: String, mut settings: Settings) -> Resul
     if !args.same_topics {
         settings.topic_prefix += &format!("-{run:08x}");
     }
-    let cpus = match &args.target.cpu {
-        Some(list) => measure::parse_cpus(list)?,
-        None => {
-            let mut cpus = measure::processors_beside(args.target.broker_pid);
-            cpus.truncate(EXECUTORS);
-            cpus
-        }
-    };
+    let cpus = args.target.cpus().unwrap_or_else(|| {
+        let mut cpus = measure::processors_beside(args.target.broker_pid);
+        cpus.truncate(EXECUTORS);
+        cpus
+    });
     let spec = Spec {
         settings,
         place: Place {

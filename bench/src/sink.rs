@@ -24,7 +24,7 @@ const TURN: u64 = 1_000_000_000;
 
 /// Runs until the process is ended.
 pub(crate) fn run(args: &SinkArgs) -> Result<()> {
-    measure::pin_to_list(args.cpu.as_deref())?;
+    measure::pin_to(args.cpu.as_ref())?;
     let (listener, url) = bind(args.port)?;
     println!("sink is ready: {url}");
     std::io::stdout()
