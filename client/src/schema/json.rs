@@ -20,19 +20,8 @@ impl<T> Json<T> {
     /// # Errors
     /// [`Error::Schema`] if the definition is not JSON. Whether it is a schema, the broker says.
     pub fn with_definition(definition: &str) -> Result<Self> {
-        let parsed: serde_json::Value = serde_json::from_str(definition)
-            .map_err(|error| Error::Schema(format!("the definition is not JSON: {error}")))?;
-        let name = parsed
-            .get("name")
-            .and_then(|name| name.as_str())
-            .unwrap_or("JSON");
         Ok(Self {
-            info: SchemaInfo {
-                name: name.to_owned(),
-                kind: SchemaType::Json,
-                data: Bytes::copy_from_slice(definition.as_bytes()),
-                properties: Vec::new(),
-            },
+            info: SchemaInfo::defined(SchemaType::Json, definition, "JSON")?,
             values: PhantomData,
         })
     }

@@ -51,6 +51,20 @@ impl SchemaInfo {
         }
     }
 
+    /// A schema whose definition is one of Avro in JSON. Its name is the definition's, else `unnamed`.
+    ///
+    /// # Errors
+    /// [`Error::Schema`] if the definition is not JSON. Whether it is a schema, the broker says.
+    fn defined(kind: SchemaType, definition: &str, unnamed: &str) -> Result<Self> {
+        let parsed: serde_json::Value = serde_json::from_str(definition)
+            .map_err(|error| Error::Schema(format!("the definition is not JSON: {error}")))?;
+        let name = parsed.get("name").and_then(|name| name.as_str());
+        Ok(Self {
+            data: bytes::Bytes::copy_from_slice(definition.as_bytes()),
+            ..Self::plain(name.unwrap_or(unnamed), kind)
+        })
+    }
+
     /// As commands carry it.
     #[must_use]
     pub fn to_proto(&self) -> vela_proto::Schema {

@@ -22,19 +22,8 @@ impl<T> Protobuf<T> {
     /// # Errors
     /// [`Error::Schema`] if it is not JSON.
     pub fn with_definition(definition: &str) -> Result<Self> {
-        let parsed: serde_json::Value = serde_json::from_str(definition)
-            .map_err(|error| Error::Schema(format!("the definition is not JSON: {error}")))?;
-        let name = parsed
-            .get("name")
-            .and_then(|name| name.as_str())
-            .unwrap_or("PROTOBUF");
         Ok(Self {
-            info: SchemaInfo {
-                name: name.to_owned(),
-                kind: SchemaType::Protobuf,
-                data: Bytes::copy_from_slice(definition.as_bytes()),
-                properties: Vec::new(),
-            },
+            info: SchemaInfo::defined(SchemaType::Protobuf, definition, "PROTOBUF")?,
             values: PhantomData,
         })
     }
