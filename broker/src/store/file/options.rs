@@ -9,7 +9,7 @@ use super::super::wal::Wake;
 /// When a chunk counts as durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncMode {
-    /// When it is on the device (O_DSYNC). Survives loss of power.
+    /// When it is on the device: written and synced. Survives loss of power.
     Always,
     /// When it is written; synced every so often. Survives `kill -9`; loss of power may take the last interval.
     Interval(Duration),

@@ -1,13 +1,14 @@
 //! Segment files: their names, their header, and how they are opened, zeroed and read.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use rustix::fs::OFlags;
+use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 
 use super::super::chunk::{
     AlignedBuf, Chunk, ChunkError, ChunkHeader, HEADER_LEN, PAGE, put_at, u32_at, u64_at,
@@ -18,7 +19,9 @@ use super::super::wal::WalError;
 pub(super) const SEGMENT_HEADER_LEN: usize = PAGE;
 const MAGIC: u32 = u32::from_le_bytes(*b"VSEG");
 const VERSION: u32 = 1;
-const ZERO_STEP: usize = 1 << 20;
+/// Bytes that are written at once. A disk takes up what it is given in turn, so a small write, of another lane or of the next chunk,
+/// waits behind what was given in one piece before it, and its flush waits so once more.
+const STEP: usize = 256 << 10;
 
 /// What a segment file says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,13 +89,42 @@ pub(super) fn numbered(name: &str, suffix: &str) -> Option<u64> {
 #[derive(Debug)]
 pub(super) struct SegmentFile {
     file: File,
+    /// Whether a write is durable when it returns.
+    dsync: bool,
     dirty: AtomicBool,
 }
 
 impl SegmentFile {
-    /// Writes `data`, aligned and whole pages, at `offset`.
+    /// Writes `data`, aligned and whole pages, at `offset`. What is small is written and synced in one call, what is large in pieces with
+    /// one sync behind them.
     pub(super) fn write(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        self.file.write_all_at(data, offset)
+        if data.len() <= STEP && self.dsync {
+            return self.put(data, offset, ReadWriteFlags::DSYNC);
+        }
+        let mut at = offset;
+        for piece in data.chunks(STEP) {
+            self.put(piece, at, ReadWriteFlags::empty())?;
+            at += piece.len() as u64;
+        }
+        match self.dsync {
+            true => self.file.sync_data(),
+            false => Ok(()),
+        }
+    }
+
+    fn put(&self, mut data: &[u8], mut offset: u64, flags: ReadWriteFlags) -> io::Result<()> {
+        while !data.is_empty() {
+            match pwritev2(&self.file, &[IoSlice::new(data)], offset, flags) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    data = data.get(n..).unwrap_or_default();
+                    offset += n as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Notes a write that is not synced yet; `true` for the first since the last sync.
@@ -107,7 +139,7 @@ impl SegmentFile {
     }
 }
 
-fn open_direct(path: &Path, flags: OFlags, create: bool) -> io::Result<File> {
+fn open_direct(path: &Path, create: bool) -> io::Result<File> {
     let open = |flags: OFlags| {
         let mut options = OpenOptions::new();
         options
@@ -117,9 +149,9 @@ fn open_direct(path: &Path, flags: OFlags, create: bool) -> io::Result<File> {
             .truncate(false);
         options.custom_flags(flags.bits() as i32).open(path)
     };
-    match open(flags | OFlags::DIRECT) {
+    match open(OFlags::DIRECT) {
         // The file system does not know direct IO.
-        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => open(flags),
+        Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => open(OFlags::empty()),
         other => other,
     }
 }
@@ -132,24 +164,15 @@ pub(super) fn put_in_service(
     header: &SegmentHeader,
     dsync: bool,
 ) -> io::Result<SegmentFile> {
-    let flags = if dsync {
-        OFlags::DSYNC
-    } else {
-        OFlags::empty()
-    };
     let mut page = AlignedBuf::new(SEGMENT_HEADER_LEN);
     page.put(0, &header.encode());
-    let mut file = open_direct(from, flags, false)?;
+    let mut file = open_direct(from, false)?;
     if let Err(e) = file.write_all_at(page.bytes(), 0) {
-        if e.raw_os_error() != Some(rustix::io::Errno::INVAL.raw_os_error()) {
+        if e.raw_os_error() != Some(Errno::INVAL.raw_os_error()) {
             return Err(e);
         }
         // Direct IO with another granularity than ours.
-        file = OpenOptions::new()
-            .write(true)
-            .read(true)
-            .custom_flags(flags.bits() as i32)
-            .open(from)?;
+        file = OpenOptions::new().write(true).read(true).open(from)?;
         file.write_all_at(page.bytes(), 0)?;
     }
     file.sync_data()?;
@@ -157,6 +180,7 @@ pub(super) fn put_in_service(
     sync_dir(dir)?;
     Ok(SegmentFile {
         file,
+        dsync,
         dirty: AtomicBool::new(false),
     })
 }
@@ -164,14 +188,14 @@ pub(super) fn put_in_service(
 /// Makes a file of `len` zero bytes at `path`: really written, so that later writes neither extend it nor convert
 /// extents. Stops early, with an error, when `stop` says so.
 pub(super) fn zeroed(path: &Path, len: u64, stop: &AtomicBool) -> io::Result<()> {
-    let file = open_direct(path, OFlags::empty(), true)?;
-    let zeros = AlignedBuf::new(ZERO_STEP);
+    let file = open_direct(path, true)?;
+    let zeros = AlignedBuf::new(STEP);
     let mut at = 0;
     while at < len {
         if stop.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let step = (len - at).min(ZERO_STEP as u64) as usize;
+        let step = (len - at).min(STEP as u64) as usize;
         file.write_all_at(zeros.bytes().get(..step).unwrap_or_default(), at)?;
         at += step as u64;
     }
@@ -258,4 +282,39 @@ pub(super) fn read_at(file: &File, offset: u64, len: usize) -> io::Result<Bytes>
     }
     raw.truncate(have);
     Ok(raw.into())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_chunk_in_pieces_lies_where_one_write_would_put_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let len = 8 * STEP as u64;
+        for (id, dsync) in [(1, true), (2, false)] {
+            let spare = dir.path().join("spare");
+            zeroed(&spare, len, &AtomicBool::new(false)).unwrap();
+            let header = SegmentHeader {
+                lane: 0,
+                id,
+                epoch: 1,
+                first_seq: 1,
+            };
+            let segment = put_in_service(dir.path(), &spare, &header, dsync).unwrap();
+            let mut wanted = std::fs::read(segment_path(dir.path(), id)).unwrap();
+            let mut at = SEGMENT_HEADER_LEN;
+            for pages in [1, STEP / PAGE, STEP / PAGE + 1, 3 * STEP / PAGE - 1] {
+                let mut buf = AlignedBuf::new(pages * PAGE);
+                let bytes: Vec<u8> = (0..pages * PAGE).map(|n| (n / 7 + pages) as u8).collect();
+                buf.put(0, &bytes);
+                segment.write(buf.bytes(), at as u64).unwrap();
+                wanted.splice(at..at + bytes.len(), bytes);
+                at += pages * PAGE;
+            }
+            assert_eq!(std::fs::read(segment_path(dir.path(), id)).unwrap(), wanted);
+        }
+    }
 }
