@@ -173,10 +173,15 @@ const SHARED_BYTES: u64 = 2 << 20;
 impl Context {
     /// Bytes of unanswered SENDs above which a connection waits for its own, so that those of others do not wait behind them.
     pub(super) fn publish_share(&self) -> u64 {
-        match self.publishers.count() {
-            several @ 2.. if self.settings.memory_fairness => SHARED_BYTES / u64::from(several),
-            _ => u64::MAX,
+        match self.several_publish() {
+            true => SHARED_BYTES / u64::from(self.publishers.count()),
+            false => u64::MAX,
         }
+    }
+
+    /// Whether several connections publish and are to have equal parts.
+    pub(super) fn several_publish(&self) -> bool {
+        self.settings.memory_fairness && self.publishers.count() > 1
     }
 
     /// Takes over settings.

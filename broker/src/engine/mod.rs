@@ -171,6 +171,11 @@ impl Engine {
         self.sessions.read_rule(conn)
     }
 
+    /// Whether several connections publish, so that none is to be served long at a time.
+    pub fn several_publish(&self) -> bool {
+        self.cx.several_publish()
+    }
+
     /// Connections held, by [`vela_limiter::Reason`].
     pub fn held(&self) -> [u64; vela_limiter::Reason::ALL.len()] {
         let counts = &self.cx.counters.holds;

@@ -52,6 +52,10 @@ impl CoreEngine for Engine {
         Engine::read_rule(self, conn)
     }
 
+    fn serves_in_small_parts(&self) -> bool {
+        Engine::several_publish(self)
+    }
+
     fn frame(&mut self, conn: ConnId, frame: Frame, now: Now) {
         Engine::frame(self, conn, frame, now);
     }

@@ -7,6 +7,7 @@ use super::core::Core;
 use super::guests::Ticket;
 use super::memory::{Inbound, Source};
 use super::port::{ConnId, CoreEngine, Now, Output, Storage};
+use super::portion::{Portion, READ_BUDGET};
 use super::raw;
 use super::trickle::Trickle;
 use futures_io::{AsyncRead, AsyncWrite};
@@ -20,8 +21,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use vela_codec::{Accounting, Cumulation, Frame, FrameDecoder};
 
-/// Bytes one connection may read before others get their turn.
-pub(super) const READ_BUDGET: usize = 256 * 1024;
 /// Bytes one connection may send before others get their turn.
 const SEND_BUDGET: usize = 1024 * 1024;
 /// Pieces of one `sendmsg`.
@@ -48,6 +47,8 @@ pub(super) struct Conn {
     pub(super) waker: Option<Waker>,
     pub(super) state: State,
     pub(super) decoder: FrameDecoder,
+    /// How much of it is read before others get their turn.
+    portion: Portion,
     /// Decoded frames that the engine did not want yet: at most what one read brought.
     pub(super) queue: VecDeque<Frame>,
     /// Memory that they keep alive, in bytes.
@@ -105,6 +106,7 @@ impl Conn {
             waker: None,
             state: State::Open,
             decoder: FrameDecoder::new(max_frame),
+            portion: Portion::default(),
             queue: VecDeque::new(),
             queued_roots: 0,
             inbound: Inbound::default(),
@@ -159,7 +161,11 @@ impl Conn {
     ) -> Poll<Read> {
         let in_place = source == Source::Frame;
         let space = match source {
-            Source::Frame => self.decoder.missing_space(1).unwrap_or_default(),
+            Source::Frame => {
+                let space = self.decoder.missing_space(1).unwrap_or_default();
+                let len = space.len().min(READ_BUDGET);
+                space.get_mut(..len).unwrap_or_default()
+            }
             Source::Buffer(limit) => {
                 let space = cumulation.space();
                 let len = space.len().min(limit);
@@ -220,7 +226,10 @@ impl Conn {
                 continue;
             }
             match self.decoder.next_frame() {
-                Ok(Some(frame)) => engine.frame(id, frame, now),
+                Ok(Some(frame)) => {
+                    self.portion.frame();
+                    engine.frame(id, frame, now);
+                }
                 Ok(None) => {
                     self.decoder.settle(accounting);
                     return Fed::All;
@@ -237,6 +246,7 @@ impl Conn {
         loop {
             match self.decoder.next_frame() {
                 Ok(Some(frame)) => {
+                    self.portion.frame();
                     let frame = match frame.pins_much() {
                         true => frame.compact(accounting.cloned()),
                         false => frame,
@@ -395,7 +405,12 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
     }
 
     fn read_when_ready(&mut self, key: usize, now: Now, cx: &mut Context<'_>) {
-        let mut budget = READ_BUDGET;
+        let fair = self.engine.serves_in_small_parts();
+        let Some(conn) = self.conns.get(key) else {
+            return;
+        };
+        let part = conn.portion.bytes(fair);
+        let mut budget = part;
         loop {
             let Some(conn) = self.conns.get_mut(key) else {
                 return;
@@ -412,6 +427,10 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 self.want_turn();
                 return;
             }
+            let source = match source {
+                Source::Buffer(limit) => Source::Buffer(limit.min(part)),
+                Source::Frame => Source::Frame,
+            };
             let Some(conn) = self.conns.get_mut(key) else {
                 return;
             };
@@ -419,16 +438,21 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 Poll::Pending => return,
                 Poll::Ready(read) => read,
             };
-            match read {
+            let n = match read {
                 Read::Empty => continue,
                 Read::End => {
                     self.drop_conn(key, now);
                     return;
                 }
-                Read::Short(n) | Read::Full(n) => budget = budget.saturating_sub(n),
-            }
+                Read::Short(n) | Read::Full(n) => n,
+            };
+            budget = budget.saturating_sub(n);
+            conn.portion.begin(n);
             self.want_turn();
             self.feed(key, now);
+            if let Some(conn) = self.conns.get_mut(key) {
+                conn.portion.end();
+            }
             if !self.note_trickle(key, read, now) {
                 self.gate_after_read(key, read);
             }

@@ -15,6 +15,7 @@ mod guests;
 mod listen;
 mod memory;
 mod port;
+mod portion;
 mod ports;
 mod post;
 mod preflight;

@@ -133,6 +133,10 @@ pub(super) trait CoreEngine: 'static {
             ReadRule::Stop
         }
     }
+    /// Whether several connections keep the core busy, so that none is to be served long before the others.
+    fn serves_in_small_parts(&self) -> bool {
+        false
+    }
     /// The peer is not silent: more of a frame has come, or its socket is not being read.
     fn excused(&mut self, _conn: ConnId, _now: Now) {}
     /// One frame of a connection whose frames are wanted.

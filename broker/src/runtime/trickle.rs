@@ -160,7 +160,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 Read::Empty => {}
             }
             self.note_trickle(key, read, now);
-            if !matches!(read, Read::Full(_)) || total >= super::conn::READ_BUDGET {
+            if !matches!(read, Read::Full(_)) || total >= super::portion::READ_BUDGET {
                 return Some((read, total));
             }
         }
