@@ -235,6 +235,27 @@ class TestKeepAlive:
 
         self.live(connect, say)
 
+    def test_a_rate_that_holds_a_connection_does_not_make_it_silent(self, quick, connect, topic):
+        configuration = "/admin/v2/brokers/configuration/maxPublishRatePerTopicInMessages"
+        connection = connect()
+        connection.producer(topic)
+        quick.http(f"{configuration}/1", method="POST")
+        try:
+            # Six seconds' worth, and behind it more than is read ahead: no PONG is seen before those six seconds are over.
+            connection.socket.sendall(send_frame(entry_bytes(b"x", num_messages_in_batch=7), producer_id=1, sequence_id=0, num_messages=7))
+            connection.socket.sendall(send_frame(entry_bytes(bytes(200_000)), producer_id=1, sequence_id=1))
+            receipts = 0
+            while receipts < 2:
+                answer = connection.receive(60)
+                if answer.type == "PING":
+                    connection.send("PONG")
+                else:
+                    assert answer.type == "SEND_RECEIPT"
+                    receipts += 1
+            connection.expect_alive()
+        finally:
+            quick.http(configuration, method="DELETE")
+
     def test_version_0_is_neither_asked_nor_dropped(self, connect):
         connection = connect(protocol_version=0)
         with pytest.raises(TimeoutError):

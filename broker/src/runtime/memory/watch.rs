@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Intake, Memory};
+use super::{Intake, Memory, READ_AHEAD};
 use crate::runtime::conn::{Conn, State};
 use crate::runtime::core::Core;
 use crate::runtime::port::{CoreEngine, Now, Output, ReadRule, Storage};
@@ -77,7 +77,11 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             let watch = &mut self.memory.watch;
             watch.seen.0 += conn.decoder.retained() as u64;
             watch.seen.1 += self.engine.output(id).map_or(0, |output| output.queued());
-            let stops = self.engine.read_rule(id) != ReadRule::Read;
+            let rule = self.engine.read_rule(id);
+            let stops = rule != ReadRule::Read;
+            // A PONG may stand behind what is read ahead of a rate.
+            let unheard =
+                conn.inbound.held || rule == ReadRule::Ahead && conn.queued() >= READ_AHEAD;
             let claim = conn.inbound.claim;
             let waits = conn.inbound.listed || claim.is_some_and(|claim| !claim.granted);
             if stops || waits || conn.inbound.held {
@@ -86,14 +90,14 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 conn.inbound.left = false;
             }
             if conn.decoder.is_between_frames() {
-                if conn.inbound.held {
+                if unheard {
                     self.engine.excused(id, now);
                 }
                 continue;
             }
             if mail_stuck || waits || stops {
                 conn.excuse(now);
-                if conn.inbound.held {
+                if unheard {
                     self.engine.excused(id, now);
                 }
                 continue;
