@@ -235,27 +235,6 @@ class TestKeepAlive:
 
         self.live(connect, say)
 
-    def test_a_rate_that_holds_a_connection_does_not_make_it_silent(self, quick, connect, topic):
-        configuration = "/admin/v2/brokers/configuration/maxPublishRatePerTopicInMessages"
-        connection = connect()
-        connection.producer(topic)
-        quick.http(f"{configuration}/1", method="POST")
-        try:
-            # Six seconds' worth, and behind it more than is read ahead: no PONG is seen before those six seconds are over.
-            connection.socket.sendall(send_frame(entry_bytes(b"x", num_messages_in_batch=7), producer_id=1, sequence_id=0, num_messages=7))
-            connection.socket.sendall(send_frame(entry_bytes(bytes(200_000)), producer_id=1, sequence_id=1))
-            receipts = 0
-            while receipts < 2:
-                answer = connection.receive(60)
-                if answer.type == "PING":
-                    connection.send("PONG")
-                else:
-                    assert answer.type == "SEND_RECEIPT"
-                    receipts += 1
-            connection.expect_alive()
-        finally:
-            quick.http(configuration, method="DELETE")
-
     def test_version_0_is_neither_asked_nor_dropped(self, connect):
         connection = connect(protocol_version=0)
         with pytest.raises(TimeoutError):
@@ -437,3 +416,40 @@ def test_send_behind_a_closed_connection_state_does_not_reach_others(raw, make_r
     other.subscribe(topic)
     other.flow(1)
     other.expect_silence(0.2)
+
+
+@pytest.fixture(scope="module")
+def slow_topics(make_broker):
+    return make_broker(cores=2, arguments=["--keep-alive-interval-seconds", "3", "--max-publish-rate-per-topic-in-messages", "1"]).start()
+
+
+@pytest.mark.restart
+def test_a_rate_that_holds_a_connection_does_not_make_it_silent(slow_topics, topic):
+    with RawConnection(slow_topics.host, slow_topics.port, pong=False) as connection:
+        connection.connect()
+        connection.producer(topic)
+        # Eleven seconds' worth, and behind it more than is read ahead: no PONG is seen before those are over.
+        connection.socket.sendall(send_frame(entry_bytes(b"x", num_messages_in_batch=12), producer_id=1, sequence_id=0, num_messages=12))
+        connection.socket.sendall(send_frame(entry_bytes(bytes(200_000)), producer_id=1, sequence_id=1))
+        seen = []
+        while seen.count("SEND_RECEIPT") < 2:
+            seen.append(connection.receive(60).type)
+            if seen[-1] == "PING":
+                connection.send("PONG")
+        assert seen.count("PING") >= 3
+        connection.expect_alive()
+
+
+@pytest.mark.restart
+def test_a_rate_on_another_core_leaves_pings_answered(slow_topics, topic):
+    """Eight topics, so that some live on another core than their connection."""
+    for number in range(8):
+        with RawConnection(slow_topics.host, slow_topics.port) as connection:
+            connection.connect()
+            connection.producer(f"{topic}-{number}")
+            first = send_frame(entry_bytes(b"x", num_messages_in_batch=3600), producer_id=1, sequence_id=0, num_messages=3600)
+            connection.socket.sendall(first)
+            assert connection.receive().type == "SEND_RECEIPT"
+            connection.socket.sendall(send_frame(entry_bytes(b"x"), producer_id=1, sequence_id=1))
+            connection.send("PING")
+            assert connection.receive().type == "PONG"

@@ -35,7 +35,7 @@ const FIRST_PART: usize = 128 * 1024;
 /// the whole, in eighths, that these are. The largest frames have the rest.
 const CLASSES: [(usize, u64); 2] = [(128 * 1024, 1), (1088 * 1024, 3)];
 /// Waiting bytes up to which a connection that a rate holds is read on, so that what else it sends is found.
-pub(super) const READ_AHEAD: usize = 64 * 1024;
+const READ_AHEAD: usize = 64 * 1024;
 
 /// What to say of a limit (bytes) that single frames exceed; none if it is not so small. Whatever the limit, one frame of each class
 /// is received at a time on each core, or it never could be; so that much may be retained.

@@ -5,7 +5,9 @@
 
 use super::conn::{Conn, Gate, Read};
 use super::core::Core;
+use super::memory::Source;
 use super::port::{ConnId, CoreEngine, Now, Storage};
+use super::portion::READ_BUDGET;
 use super::raw;
 use std::collections::VecDeque;
 
@@ -142,7 +144,10 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
     pub(super) fn read_now(&mut self, key: usize, now: Now) -> Option<(Read, usize)> {
         let mut total = 0;
         loop {
-            let source = self.source(key, now)?;
+            let source = match self.source(key, now)? {
+                Source::Buffer(limit) => Source::Buffer(limit.min(READ_BUDGET)),
+                Source::Frame => Source::Frame,
+            };
             let conn = self.conns.get_mut(key)?;
             let read = match conn.read(&mut self.cumulation, source, None) {
                 std::task::Poll::Ready(read) => read,
@@ -160,7 +165,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 Read::Empty => {}
             }
             self.note_trickle(key, read, now);
-            if !matches!(read, Read::Full(_)) || total >= super::portion::READ_BUDGET {
+            if !matches!(read, Read::Full(_)) || total >= READ_BUDGET {
                 return Some((read, total));
             }
         }

@@ -283,9 +283,10 @@ impl Sessions {
             Self::handle(session, cx, *frame, now);
         }
         session.watch_answers(cx, now);
-        let wants = session.wants_frames(cx.settings.publish_pacing)
-            && session.read_rule() == ReadRule::Read;
-        if wants && !session.reading {
+        let rule = session.read_rule();
+        let wants = session.wants_frames(cx.settings.publish_pacing) && rule == ReadRule::Read;
+        // What is left may be a rate only, where more held before: then it is read ahead from now on.
+        if wants && !session.reading || rule == ReadRule::Ahead {
             cx.effects.resumed.push(session.conn());
         }
         session.reading = wants;

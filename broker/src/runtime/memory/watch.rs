@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Intake, Memory, READ_AHEAD};
+use super::{Intake, Memory};
 use crate::runtime::conn::{Conn, State};
 use crate::runtime::core::Core;
 use crate::runtime::port::{CoreEngine, Now, Output, ReadRule, Storage};
@@ -79,9 +79,9 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             watch.seen.1 += self.engine.output(id).map_or(0, |output| output.queued());
             let rule = self.engine.read_rule(id);
             let stops = rule != ReadRule::Read;
-            // A PONG may stand behind what is read ahead of a rate.
-            let unheard =
-                conn.inbound.held || rule == ReadRule::Ahead && conn.queued() >= READ_AHEAD;
+            // A PONG may stand behind what a rate holds.
+            let behind = !conn.queue.is_empty() || !conn.decoder.is_between_frames();
+            let unheard = conn.inbound.held || rule == ReadRule::Ahead && behind;
             let claim = conn.inbound.claim;
             let waits = conn.inbound.listed || claim.is_some_and(|claim| !claim.granted);
             if stops || waits || conn.inbound.held {

@@ -1,14 +1,14 @@
 //! Segment files: their names, their header, and how they are opened, zeroed and read.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use rustix::fs::OFlags;
-use rustix::io::{Errno, ReadWriteFlags, pwritev2};
+use rustix::io::Errno;
 
 use super::super::chunk::{
     AlignedBuf, Chunk, ChunkError, ChunkHeader, HEADER_LEN, PAGE, put_at, u32_at, u64_at,
@@ -88,7 +88,11 @@ pub(super) fn numbered(name: &str, suffix: &str) -> Option<u64> {
 /// A segment file open for writing.
 #[derive(Debug)]
 pub(super) struct SegmentFile {
+    /// With O_DSYNC if writes are to be durable when they return.
     file: File,
+    /// The same file without O_DSYNC, for large writes that are to be durable. Only with direct IO: else a sync would write, and answer for,
+    /// what the other writer has in the page cache.
+    plain: Option<File>,
     /// Whether a write is durable when it returns.
     dsync: bool,
     dirty: AtomicBool,
@@ -98,33 +102,19 @@ impl SegmentFile {
     /// Writes `data`, aligned and whole pages, at `offset`. What is small is written and synced in one call, what is large in pieces with
     /// one sync behind them.
     pub(super) fn write(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        if data.len() <= STEP && self.dsync {
-            return self.put(data, offset, ReadWriteFlags::DSYNC);
+        if data.len() <= STEP {
+            return self.file.write_all_at(data, offset);
         }
+        let file = self.plain.as_ref().unwrap_or(&self.file);
         let mut at = offset;
         for piece in data.chunks(STEP) {
-            self.put(piece, at, ReadWriteFlags::empty())?;
+            file.write_all_at(piece, at)?;
             at += piece.len() as u64;
         }
         match self.dsync {
-            true => self.file.sync_data(),
+            true => file.sync_data(),
             false => Ok(()),
         }
-    }
-
-    fn put(&self, mut data: &[u8], mut offset: u64, flags: ReadWriteFlags) -> io::Result<()> {
-        while !data.is_empty() {
-            match pwritev2(&self.file, &[IoSlice::new(data)], offset, flags) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => {
-                    data = data.get(n..).unwrap_or_default();
-                    offset += n as u64;
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
     }
 
     /// Notes a write that is not synced yet; `true` for the first since the last sync.
@@ -139,7 +129,7 @@ impl SegmentFile {
     }
 }
 
-fn open_direct(path: &Path, create: bool) -> io::Result<File> {
+fn open_direct(path: &Path, flags: OFlags, create: bool) -> io::Result<File> {
     let open = |flags: OFlags| {
         let mut options = OpenOptions::new();
         options
@@ -149,9 +139,9 @@ fn open_direct(path: &Path, create: bool) -> io::Result<File> {
             .truncate(false);
         options.custom_flags(flags.bits() as i32).open(path)
     };
-    match open(OFlags::DIRECT) {
+    match open(flags | OFlags::DIRECT) {
         // The file system does not know direct IO.
-        Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => open(OFlags::empty()),
+        Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => open(flags),
         other => other,
     }
 }
@@ -164,9 +154,14 @@ pub(super) fn put_in_service(
     header: &SegmentHeader,
     dsync: bool,
 ) -> io::Result<SegmentFile> {
+    let flags = if dsync {
+        OFlags::DSYNC
+    } else {
+        OFlags::empty()
+    };
     let mut page = AlignedBuf::new(SEGMENT_HEADER_LEN);
     page.put(0, &header.encode());
-    let mut file = open_direct(from, false)?;
+    let mut file = open_direct(from, flags, false)?;
     if let Err(e) = file.write_all_at(page.bytes(), 0) {
         if e.raw_os_error() != Some(Errno::INVAL.raw_os_error()) {
             return Err(e);
@@ -176,10 +171,16 @@ pub(super) fn put_in_service(
         file.write_all_at(page.bytes(), 0)?;
     }
     file.sync_data()?;
+    let direct = rustix::fs::fcntl_getfl(&file)?.contains(OFlags::DIRECT);
+    let plain = match dsync && direct {
+        true => Some(open_direct(from, OFlags::empty(), false)?),
+        false => None,
+    };
     std::fs::rename(from, segment_path(dir, header.id))?;
     sync_dir(dir)?;
     Ok(SegmentFile {
         file,
+        plain,
         dsync,
         dirty: AtomicBool::new(false),
     })
@@ -188,7 +189,7 @@ pub(super) fn put_in_service(
 /// Makes a file of `len` zero bytes at `path`: really written, so that later writes neither extend it nor convert
 /// extents. Stops early, with an error, when `stop` says so.
 pub(super) fn zeroed(path: &Path, len: u64, stop: &AtomicBool) -> io::Result<()> {
-    let file = open_direct(path, true)?;
+    let file = open_direct(path, OFlags::empty(), true)?;
     let zeros = AlignedBuf::new(STEP);
     let mut at = 0;
     while at < len {
