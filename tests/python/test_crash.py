@@ -110,6 +110,7 @@ class Publisher(threading.Thread):
         # The client ends the flush and tells the last receipts on different threads.
         eventually(lambda: len(self.confirmed) + len(self.failed) == self.sent, lambda: f"{len(self.confirmed)} of {self.sent} receipts")
         assert self.failed == []
+        assert len(self.confirmed) == self.sent
 
 
 def test_confirmed_messages_survive_in_order(make_broker):

@@ -427,10 +427,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 self.want_turn();
                 return;
             }
-            let source = match source {
-                Source::Buffer(limit) => Source::Buffer(limit.min(part)),
-                Source::Frame => Source::Frame,
-            };
+            let source = source.at_most(part);
             let Some(conn) = self.conns.get_mut(key) else {
                 return;
             };

@@ -161,6 +161,16 @@ pub(super) enum Source {
     Buffer(usize),
 }
 
+impl Source {
+    /// The same, but no more through the buffer than `bytes`.
+    pub(super) fn at_most(self, bytes: usize) -> Self {
+        match self {
+            Self::Frame => Self::Frame,
+            Self::Buffer(limit) => Self::Buffer(limit.min(bytes)),
+        }
+    }
+}
+
 /// What a connection has to do with all this.
 #[derive(Debug, Default)]
 pub(super) struct Inbound {

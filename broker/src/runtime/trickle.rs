@@ -5,7 +5,6 @@
 
 use super::conn::{Conn, Gate, Read};
 use super::core::Core;
-use super::memory::Source;
 use super::port::{ConnId, CoreEngine, Now, Storage};
 use super::portion::READ_BUDGET;
 use super::raw;
@@ -144,10 +143,7 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
     pub(super) fn read_now(&mut self, key: usize, now: Now) -> Option<(Read, usize)> {
         let mut total = 0;
         loop {
-            let source = match self.source(key, now)? {
-                Source::Buffer(limit) => Source::Buffer(limit.min(READ_BUDGET)),
-                Source::Frame => Source::Frame,
-            };
+            let source = self.source(key, now)?.at_most(READ_BUDGET);
             let conn = self.conns.get_mut(key)?;
             let read = match conn.read(&mut self.cumulation, source, None) {
                 std::task::Poll::Ready(read) => read,

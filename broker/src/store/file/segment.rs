@@ -93,14 +93,12 @@ pub(super) struct SegmentFile {
     /// The same file without O_DSYNC, for large writes that are to be durable. Only with direct IO: else a sync would write, and answer for,
     /// what the other writer has in the page cache.
     plain: Option<File>,
-    /// Whether a write is durable when it returns.
-    dsync: bool,
     dirty: AtomicBool,
 }
 
 impl SegmentFile {
     /// Writes `data`, aligned and whole pages, at `offset`. What is small is written and synced in one call, what is large in pieces with
-    /// one sync behind them.
+    /// one sync behind them, or with one each where there is no second descriptor.
     pub(super) fn write(&self, data: &[u8], offset: u64) -> io::Result<()> {
         if data.len() <= STEP {
             return self.file.write_all_at(data, offset);
@@ -111,10 +109,7 @@ impl SegmentFile {
             file.write_all_at(piece, at)?;
             at += piece.len() as u64;
         }
-        match self.dsync {
-            true => file.sync_data(),
-            false => Ok(()),
-        }
+        self.plain.as_ref().map_or(Ok(()), File::sync_data)
     }
 
     /// Notes a write that is not synced yet; `true` for the first since the last sync.
@@ -167,7 +162,11 @@ pub(super) fn put_in_service(
             return Err(e);
         }
         // Direct IO with another granularity than ours.
-        file = OpenOptions::new().write(true).read(true).open(from)?;
+        file = OpenOptions::new()
+            .write(true)
+            .read(true)
+            .custom_flags(flags.bits() as i32)
+            .open(from)?;
         file.write_all_at(page.bytes(), 0)?;
     }
     file.sync_data()?;
@@ -181,7 +180,6 @@ pub(super) fn put_in_service(
     Ok(SegmentFile {
         file,
         plain,
-        dsync,
         dirty: AtomicBool::new(false),
     })
 }
