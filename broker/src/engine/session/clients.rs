@@ -187,6 +187,7 @@ impl Session {
                 incarnation: client.incarnation,
                 core,
                 volatile,
+                unwritten: 0,
                 state: ClientState::Opening,
             },
         );
@@ -294,6 +295,7 @@ impl Session {
                 incarnation: client.incarnation,
                 core,
                 volatile,
+                unwritten: 0,
                 state: ClientState::Opening,
             },
         );
@@ -440,11 +442,6 @@ impl Session {
                     self.touch(cx);
                 }
             }
-            Message::NoSuchProducer { .. }
-                if current(&self.producers) || !self.closed_by_broker.contains_key(&id) =>
-            {
-                self.protocol_error(cx);
-            }
             Message::ConsumerOpened { request_id, .. } => {
                 if let Some(entry) = self
                     .consumers
@@ -492,8 +489,6 @@ impl Session {
                 if current(&self.consumers)
                     && let Some(gone) = self.consumers.remove(&id)
                 {
-                    self.unwritten
-                        .retain(|(c, _, _)| c.incarnation != client.incarnation);
                     // The answer to a SUBSCRIBE that is still open says it; a notice before it would seem to be about another consumer.
                     if by_broker && !matches!(gone.state, ClientState::Opening) {
                         self.tell_closed(cx, &reply::close_consumer(id));
@@ -505,6 +500,15 @@ impl Session {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// A SEND has met no producer. One that crosses our CLOSE_PRODUCER is dropped.
+    pub(super) fn no_such_producer(&mut self, cx: &mut Context, client: ClientRef) {
+        let producer = self.producers.get(&client.id);
+        let current = producer.is_some_and(|p| p.incarnation == client.incarnation);
+        if current || !self.closed_by_broker.contains_key(&client.id) {
+            self.protocol_error(cx);
         }
     }
 
