@@ -20,6 +20,17 @@ pub struct OutBuf {
     queue: VecDeque<Part>,
     tail: BytesMut,
     len: usize,
+    lent: Lent,
+}
+
+/// What was lent since the queue was last empty, or owned.
+#[derive(Default, Debug)]
+struct Lent {
+    parts: usize,
+    bytes: usize,
+    /// About how many chunks they keep alive, and where the last of them lies.
+    chunks: usize,
+    last: usize,
 }
 
 /// A part of the queue.
@@ -58,6 +69,11 @@ impl OutBuf {
                 let bytes = self.tail.split().freeze();
                 self.queue.push_back(Part { bytes, lent: false });
             }
+            let chunk = payload.as_ptr().addr() >> CHUNK_BITS;
+            self.lent.chunks += usize::from(self.lent.parts == 0 || self.lent.last != chunk);
+            self.lent.last = chunk;
+            self.lent.parts += 1;
+            self.lent.bytes += payload.len();
             self.queue.push_back(Part {
                 bytes: payload,
                 lent: true,
@@ -67,17 +83,15 @@ impl OutBuf {
 
     /// The peer does not read, and nobody knows for how long: copies payloads if what they keep alive is far more than they are.
     pub fn own(&mut self) {
-        let (mut bytes, mut chunks, mut last) = (0, 0_usize, None);
-        for part in self.queue.iter().filter(|part| part.lent) {
-            let chunk = part.bytes.as_ptr().addr() >> CHUNK_BITS;
-            chunks += usize::from(last.replace(chunk) != Some(chunk));
-            bytes += part.bytes.len();
-        }
-        // The first one is often all that waits, and two may be cut anywhere.
-        if chunks.saturating_sub(2) << CHUNK_BITS <= 2 * bytes {
+        let lent = std::mem::take(&mut self.lent);
+        // Two may be cut anywhere.
+        if lent.chunks.saturating_sub(2) << CHUNK_BITS <= 2 * lent.bytes {
+            self.lent = lent;
             return;
         }
-        for part in self.queue.iter_mut().filter(|part| part.lent) {
+        // Those in front of them were owned before.
+        let parts = self.queue.iter_mut().rev().filter(|part| part.lent);
+        for part in parts.take(lent.parts) {
             part.bytes = Bytes::copy_from_slice(&part.bytes);
             part.lent = false;
         }
@@ -117,6 +131,7 @@ impl OutBuf {
         }
         if self.len == 0 {
             self.queue.clear();
+            self.lent = Lent::default();
             if self.tail.capacity() > KEEP_LIMIT {
                 self.tail = BytesMut::new();
             } else {
