@@ -446,3 +446,93 @@ fn acknowledgments_for_a_log_that_failed_hold_nobody() {
     client.send(&mut world, 2, 0, "x");
     client.receipt(&mut world);
 }
+
+/// The same where the client has opened its producer again before the topic's core came to the SENDs of the old one.
+#[test]
+fn sends_of_a_closed_producer_do_not_end_the_connection_of_its_successor() {
+    let mut world = World::new(WorldConfig::default());
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    client.send(&mut world, 1, 0, "a");
+    let behind = |step: &Step| *step == Step::Mail(0, 1);
+    run_without(&mut world, behind);
+    let name = vela_broker::engine::name::TopicName::parse(&topic).unwrap();
+    let message = vela_broker::engine::Message::Admin {
+        asker: vela_broker::engine::admin::Asker::new(drop),
+        request: Box::new(vela_broker::engine::admin::Request::Topic {
+            name,
+            ask: Ask::Unload,
+        }),
+    };
+    let now = world.now;
+    world.engine_mut(1).mail(1, vec![message], now);
+    run_without(&mut world, behind);
+    client.listen(&mut world);
+    assert_eq!(client.kinds(), [Type::CloseProducer]);
+    client.inbox.clear();
+    client.say(&mut world, &say::producer(&topic, 1, 50, None));
+    run_without(&mut world, behind);
+    client.expect(&mut world, Type::ProducerSuccess);
+    assert!(world.is_open(client.peer));
+    client.send(&mut world, 1, 1, "b");
+    assert_eq!(client.receipt(&mut world).0, 1);
+    // Who closes its producer itself must not send any more.
+    client.say(&mut world, &say::close_producer(1, 51));
+    client.success(&mut world, 51);
+    client.send(&mut world, 1, 2, "c");
+    world.run_until_idle();
+    assert!(!world.is_open(client.peer));
+}
+
+/// A reader that waits for a seek of others, and whose subscription is deleted before that ends, makes a subscription of its own.
+#[test]
+fn who_waits_for_a_reset_survives_the_deletion_of_the_subscription() {
+    let mut config = WorldConfig::default();
+    config.lane.chunk_bytes = 4096;
+    config.lane.cache_bytes = 8192;
+    let mut world = World::new(config);
+    let topic = world.topic_on(0, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    client.subscribe(&mut world, &topic, "keeps", false, 5);
+    let text = "o".repeat(1000);
+    for i in 0..50 {
+        client.send(&mut world, 1, i, &text);
+        client.receipt(&mut world);
+    }
+    let failover = |id: u64| {
+        let mut reads = say::subscribe(&topic, "s", false, id, id);
+        reads.sub_type = vela_proto::command_subscribe::SubType::Failover as i32;
+        reads.durable = Some(false);
+        reads.start_message_id = Some(say::id(u64::MAX, u64::MAX));
+        reads.consumer_name = Some(format!("c{id}"));
+        say::subscribe_command(reads)
+    };
+    for id in [10, 11] {
+        client.say(&mut world, &failover(id));
+        client.success(&mut world, id);
+    }
+    world.advance(2_000);
+    world.run_until_idle();
+    client.listen(&mut world);
+    let active = client.inbox.iter().find_map(|i| {
+        let change = i.command.active_consumer_change.as_ref()?;
+        (change.is_active == Some(true)).then_some(change.consumer_id)
+    });
+    client.inbox.clear();
+    let time = world.now.wall_ms;
+    client.say(&mut world, &say::seek_time(active.unwrap(), 70, time));
+    client.say(&mut world, &failover(12));
+    run_without(&mut world, |step| matches!(step, Step::ReadBack(_)));
+    let ask = Ask::Subscription {
+        name: "s".into(),
+        ask: SubscriptionAsk::Delete { force: true },
+    };
+    world.ask(&topic, ask);
+    client.success(&mut world, 12);
+    client.flow(&mut world, 12, 100);
+    world.run_until_idle();
+    world.advance(2_000);
+    assert_eq!(client.messages(&mut world).len(), 50);
+}

@@ -1,6 +1,6 @@
 //! The session's producers and consumers: opening, closing, and what their topics say of them.
 
-use super::{Client, ClientState, Session};
+use super::{Client, ClientState, ClosedByBroker, Session};
 use crate::engine::context::Context;
 use crate::engine::message::{
     AccessMode, ClientRef, KeySharedMeta, Message, OpenConsumer, OpenProducer, OpenSchema, SubType,
@@ -180,7 +180,9 @@ impl Session {
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let volatile = topic.domain() == Domain::NonPersistent;
         let client = self.next_client(id);
-        self.closed_by_broker.remove(&id);
+        if let Some(closed) = self.closed_by_broker.get_mut(&id) {
+            closed.open_again = true;
+        }
         self.producers.insert(
             id,
             Client {
@@ -433,7 +435,12 @@ impl Session {
                         if self.closed_by_broker.len() >= MAX_CLOSED_BY_BROKER {
                             self.closed_by_broker.pop_first();
                         }
-                        self.closed_by_broker.insert(id, until);
+                        let closed = ClosedByBroker {
+                            incarnation: client.incarnation,
+                            until,
+                            open_again: false,
+                        };
+                        self.closed_by_broker.insert(id, closed);
                         self.tell_closed(cx, &reply::close_producer(id));
                     }
                 }
@@ -505,9 +512,8 @@ impl Session {
 
     /// A SEND has met no producer. One that crosses our CLOSE_PRODUCER is dropped.
     pub(super) fn no_such_producer(&mut self, cx: &mut Context, client: ClientRef) {
-        let producer = self.producers.get(&client.id);
-        let current = producer.is_some_and(|p| p.incarnation == client.incarnation);
-        if current || !self.closed_by_broker.contains_key(&client.id) {
+        let closed = self.closed_by_broker.get(&client.id);
+        if closed.is_none_or(|closed| closed.incarnation != client.incarnation) {
             self.protocol_error(cx);
         }
     }

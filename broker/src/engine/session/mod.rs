@@ -72,6 +72,16 @@ struct Client {
     state: ClientState,
 }
 
+/// A producer that the broker closed.
+#[derive(Copy, Clone, Debug)]
+struct ClosedByBroker {
+    incarnation: u32,
+    /// SENDs are dropped until this time, monotonic milliseconds.
+    until: u64,
+    /// The client has opened its id again: SENDs are the new one's.
+    open_again: bool,
+}
+
 impl Client {
     /// The client closes it. `None` if it did so before.
     fn begin_close(&mut self) -> Option<&Self> {
@@ -91,8 +101,8 @@ pub(super) struct Session {
     client_version: String,
     producers: BTreeMap<u64, Client>,
     consumers: BTreeMap<u64, Client>,
-    /// Producers that the broker closed: SENDs that cross the notice are dropped until the time given.
-    closed_by_broker: BTreeMap<u64, u64>,
+    /// Producers that the broker closed: SENDs that cross the notice are dropped for a while.
+    closed_by_broker: BTreeMap<u64, ClosedByBroker>,
     next_incarnation: u32,
     pending_publishes: u32,
     /// Those of them that go to non-persistent topics.
@@ -633,7 +643,9 @@ impl Sessions {
             {
                 continue;
             }
-            session.closed_by_broker.retain(|_, until| *until > now.ms);
+            session
+                .closed_by_broker
+                .retain(|_, closed| closed.until > now.ms);
             if session.stage == Stage::Start
                 || (session.pinged && session.read_rule() != throttling::ReadRule::Stop)
             {
