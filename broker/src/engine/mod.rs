@@ -316,9 +316,11 @@ impl Engine {
         if key.starts_with(schema::SCHEMA) {
             return self.schemas.changed(key, value);
         }
-        self.cx.metadata.apply(key, value);
-        self.cx.look_for_rates();
-        self.cx.policies_changed = true;
+        // Policies concern every topic; that a topic has partitions concerns no other one.
+        if self.cx.metadata.apply(key, value) {
+            self.cx.look_for_rates();
+            self.cx.policies_changed = true;
+        }
     }
 
     /// Terminates a topic, on whatever core it lives: it takes no message any more. The answer, once that is durable, comes with the token in

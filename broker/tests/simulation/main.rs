@@ -14,6 +14,7 @@ mod harness;
 mod access;
 mod actor;
 mod consume;
+mod crossing;
 mod dedup;
 mod delayed;
 mod failover;

@@ -136,7 +136,8 @@ impl Session {
         if self.stage == Stage::Closing || self.liveness.next_keep_alive > now.ms {
             return None;
         }
-        self.closed_by_broker.retain(|_, until| *until > now.ms);
+        self.closed_by_broker
+            .retain(|_, closed| closed.until > now.ms);
         if self.stage == Stage::Start || (self.liveness.pinged && !self.is_unread()) {
             self.close(cx);
             return None;

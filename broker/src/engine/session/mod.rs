@@ -69,7 +69,19 @@ struct Client {
     core: CoreId,
     /// Its topic is non-persistent.
     volatile: bool,
+    /// Bytes delivered to it and not yet written to the socket.
+    unwritten: u32,
     state: ClientState,
+}
+
+/// A producer that the broker closed.
+#[derive(Copy, Clone, Debug)]
+struct ClosedByBroker {
+    incarnation: u32,
+    /// SENDs are dropped until this time, monotonic milliseconds.
+    until: u64,
+    /// The client has opened its id again: SENDs are the new one's.
+    open_again: bool,
 }
 
 impl Client {
@@ -91,8 +103,8 @@ pub(super) struct Session {
     client_version: String,
     producers: BTreeMap<u64, Client>,
     consumers: BTreeMap<u64, Client>,
-    /// Producers that the broker closed: SENDs that cross the notice are dropped until the time given.
-    closed_by_broker: BTreeMap<u64, u64>,
+    /// Producers that the broker closed: SENDs that cross the notice are dropped for a while.
+    closed_by_broker: BTreeMap<u64, ClosedByBroker>,
     next_incarnation: u32,
     pending_publishes: u32,
     /// Those of them that go to non-persistent topics.
@@ -101,8 +113,8 @@ pub(super) struct Session {
     reading: bool,
     out: OutBuf,
     dirty: bool,
-    /// Bytes delivered per consumer and not yet written to the socket.
-    unwritten: Vec<(ClientRef, CoreId, u32)>,
+    /// Consumers with delivered bytes that are not yet written to the socket, and perhaps some that are gone.
+    unwritten: Vec<u64>,
     liveness: Liveness,
     /// PARTITIONED_METADATA that topics' cores have not answered: may a missing topic be made?
     inquiries: BTreeMap<u64, bool>,
@@ -343,17 +355,16 @@ impl Sessions {
         session.stage = Stage::Closing;
         session.end_holds(cx);
         session.forget_watchers(cx);
+        // Those whose close waits for the disk as well: nobody is left to hear of it, and their names are to be free.
         for (id, client) in std::mem::take(&mut session.producers) {
-            if !matches!(client.state, ClientState::Closing) {
-                let client_ref = session.client_ref(&client, id);
-                cx.post(
-                    client.core,
-                    Message::CloseProducer {
-                        client: client_ref,
-                        request_id: None,
-                    },
-                );
-            }
+            let client_ref = session.client_ref(&client, id);
+            cx.post(
+                client.core,
+                Message::CloseProducer {
+                    client: client_ref,
+                    request_id: None,
+                },
+            );
         }
         for (id, client) in std::mem::take(&mut session.consumers) {
             if !matches!(client.state, ClientState::Closing) {
@@ -380,8 +391,19 @@ impl Sessions {
             session.out.release_idle();
         }
         if session.out.len() <= WRITTEN_BELOW {
-            for (client, core, bytes) in session.unwritten.drain(..) {
-                cx.post(core, Message::Written { client, bytes });
+            for id in session.unwritten.drain(..) {
+                let Some(consumer) = session.consumers.get_mut(&id) else {
+                    continue;
+                };
+                let bytes = std::mem::take(&mut consumer.unwritten);
+                if bytes > 0 {
+                    let client = ClientRef {
+                        session: session.me,
+                        incarnation: consumer.incarnation,
+                        id,
+                    };
+                    cx.post(consumer.core, Message::Written { client, bytes });
+                }
             }
         }
         session.heard_by_output(cx, now);
@@ -440,6 +462,17 @@ impl Sessions {
                 if session.answered(cx, &send) {
                     Self::settle(session, cx, now);
                 }
+            }
+            Message::NoSuchProducer { send } => {
+                // It has no answer, and waits for none.
+                cx.pending_bytes = cx.pending_bytes.saturating_sub(u64::from(send.bytes));
+                self.reconsider_bytes(cx, now);
+                let Some(session) = self.find(send.client.session) else {
+                    return;
+                };
+                session.answered(cx, &send);
+                session.no_such_producer(cx, send.client);
+                Self::settle(session, cx, now);
             }
             Message::Acked {
                 client,
@@ -519,7 +552,6 @@ impl Sessions {
             | Message::ProducerQueued { client, .. }
             | Message::ProducerRefused { client, .. }
             | Message::ProducerClosed { client, .. }
-            | Message::NoSuchProducer { client }
             | Message::ConsumerOpened { client, .. }
             | Message::ConsumerRefused { client, .. }
             | Message::ActiveConsumerChange { client, .. }
@@ -570,18 +602,16 @@ impl Session {
             .encode(|buf| encode::message_head(buf, &head, delivery.data.len()));
         let cost = delivery.data.len() + crate::engine::topic::ENTRY_COST;
         self.out.push(delivery.data);
+        if self.holds.outbound.is_blocked() {
+            self.out.own();
+        }
         cx.counters.messages_out += u64::from(delivery.permits);
         cx.counters.bytes_out += (self.out.len() - before) as u64;
-        match self
-            .unwritten
-            .iter_mut()
-            .find(|(c, _, _)| c.incarnation == client.incarnation)
-        {
-            Some((_, _, bytes)) => *bytes = bytes.saturating_add(cost as u32),
-            None => {
-                let core = self.consumers.get(&client.id).map_or(cx.core, |c| c.core);
-                self.unwritten.push((client, core, cost as u32));
+        if let Some(consumer) = self.consumers.get_mut(&client.id) {
+            if consumer.unwritten == 0 {
+                self.unwritten.push(client.id);
             }
+            consumer.unwritten = consumer.unwritten.saturating_add(cost as u32);
         }
         self.touch(cx);
     }
