@@ -19,6 +19,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 mod front;
 mod helpers;
+mod housekeeper;
 mod manifest;
 mod options;
 mod recover;
@@ -27,7 +28,8 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-use self::helpers::{Chore, Done, Housekeeper, ReadJob, Shared, WriteJob};
+use self::helpers::{Done, ReadJob, Shared, WriteJob};
+use self::housekeeper::{Chore, Housekeeper};
 use self::manifest::Seal;
 pub(super) use self::manifest::write_atomically;
 pub use self::options::{Faults, FileOptions, Operation, SyncMode};
