@@ -92,7 +92,12 @@ pub(super) struct Shared {
     pub(super) epoch: u64,
     pub(super) sync: SyncMode,
     pub(super) segment_len: u64,
+    /// Spares, at most.
     pub(super) spares_max: usize,
+    pub(super) spares_half_life: Duration,
+    /// Bytes.
+    pub(super) remove_step: u64,
+    pub(super) remove_pause: Duration,
     pub(super) faults: Option<Arc<dyn Faults>>,
     pub(super) done: Sender<Done>,
     pub(super) wake: Option<Wake>,
@@ -118,6 +123,14 @@ impl Shared {
 
     pub(super) fn fault(&self, operation: Operation) -> io::Result<()> {
         self.faults.as_ref().map_or(Ok(()), |f| f.before(operation))
+    }
+
+    /// Room that is free for us on the lane's file system, bytes; 0 if it does not say.
+    pub(super) fn free_bytes(&self) -> u64 {
+        let told = self.faults.as_ref().and_then(|f| f.free_bytes());
+        told.unwrap_or_else(|| {
+            rustix::fs::statvfs(&self.dir).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize))
+        })
     }
 
     /// Syncs all that was acknowledged before the call.

@@ -19,6 +19,7 @@ use super::super::wal::{TornTail, Wake, Wal};
 use super::*;
 
 mod faults;
+mod removal;
 
 use faults::broken;
 
