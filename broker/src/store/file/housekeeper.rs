@@ -109,8 +109,9 @@ impl<'a> Housekeeper<'a> {
             if let Some(due) = self.removals.due(self.shared)
                 && chores.is_empty()
             {
-                if self.shared.free_bytes() < self.shared.segment_len {
-                    // Another lane may be about to find no room.
+                // Another lane may be about to find no room.
+                let free = self.shared.free_bytes();
+                if self.space != Space::Ok || free < self.shared.segment_len {
                     self.removals.finish();
                 } else if due <= Instant::now() {
                     self.removals.step(self.shared);

@@ -11,6 +11,7 @@ const LEN: u64 = 64 << 10;
 fn few_spares() -> FileOptions {
     FileOptions {
         spares_bytes_max: 0,
+        spares_half_life: NEVER,
         remove_step: LEN / 4,
         remove_pause: Duration::ZERO,
         ..small()
@@ -165,10 +166,10 @@ fn spares_give_way_when_the_disk_gets_full() {
     });
     let options = FileOptions {
         spares_bytes_max: 64 * LEN,
-        // Nothing would ever be removed, were there time.
+        // Nothing would ever be removed, were there room.
         remove_pause: NEVER,
         faults: Some(faults.clone()),
-        ..small()
+        ..few_spares()
     };
     let (mut wal, _) = open(data.path(), 1, options);
     fill(&mut wal, 12);
