@@ -425,6 +425,10 @@ settings! {
     segment_size_mb: u64 = 64,
     "segmentSizeMb" in 8..=4096 as "MiB";
 
+    /// Dropped segment files that one shard keeps to use them again instead of making new ones: as many as it used in the last minutes, up to this, and no more than an eighth of the free disk. Two are always kept.
+    spare_segments_max_mb: u64 = 2048,
+    "spareSegmentsMaxMb" in 0..=1048576 as "MiB";
+
     /// Bytes of one shard's log that may wait to be durable before publishes have to wait.
     log_buffer_mb: u64 = 64,
     "logBufferMb" in 8..=65536 as "MiB";
