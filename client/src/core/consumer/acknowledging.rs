@@ -8,6 +8,12 @@ use crate::{Error, MessageId};
 
 impl Consumer {
     /// Acknowledges messages one by one. `call` is answered when the broker answered, or at once without `ack_receipt`.
+    ///
+    /// A message that came in chunks is acknowledged with all its chunks, never with some: what is left of a message stays in the
+    /// subscription for ever. Which chunks it has is known of the messages this consumer delivered
+    /// ([`max_tracked_batches`](super::ConsumerConfig::max_tracked_batches)), and for a while after they were acknowledged. By another id,
+    /// one that was stored and read again by the next process, say, nothing is acknowledged yet: when the message comes to this consumer
+    /// it is acknowledged and not delivered. Until then it is not, wherever it comes to; with `ack_receipt` the call fails for it.
     pub fn acknowledge(
         &mut self,
         now: Nanos,
@@ -18,12 +24,22 @@ impl Consumer {
         if let Some(result) = self.refuse_acks(ids, false) {
             return self.end(call, result);
         }
+        let mut unknown = None;
         for id in ids {
-            self.acknowledge_one(id);
+            if !self.acknowledge_one(id) {
+                unknown = Some(id);
+            }
             if self.copies.contains_key(&EntryId::from(*id)) {
                 self.drop_queued(|message| message.id == *id);
             }
         }
+        let call = match unknown {
+            Some(id) if self.config.ack_receipt => {
+                self.end(call, Err(unknown_chunks(id)));
+                None
+            }
+            _ => call,
+        };
         self.acknowledged(now, call, wire);
     }
 
@@ -62,9 +78,8 @@ impl Consumer {
             .as_ref()
             .is_some_and(|c| c.entry == entry && c.left.is_none());
         self.batches.forget_before(entry, whole);
-        self.chunked = self.chunked.split_off(&entry);
+        self.joined.end_before(entry, whole);
         if whole {
-            self.chunked.remove(&entry);
             self.nacks.remove_through(entry);
             self.ack_timeouts.remove_through(entry);
         }
@@ -109,7 +124,8 @@ impl Consumer {
         Some((index_of(id)?, u32::try_from(id.batch_size).unwrap_or(0)))
     }
 
-    fn acknowledge_one(&mut self, id: &MessageId) {
+    /// Adds the acknowledgement of a message; `false` if its chunks are not known.
+    fn acknowledge_one(&mut self, id: &MessageId) -> bool {
         let entry = EntryId::from(*id);
         self.dead_letters.forget(id);
         if let Some((index, size)) = self.known_index(id) {
@@ -119,20 +135,27 @@ impl Consumer {
                     if self.config.batch_index_ack {
                         self.acks.add(entry, Some(left));
                     }
-                    return;
+                    return true;
                 }
             }
         }
         self.nacks.remove(entry);
         self.ack_timeouts.remove(entry);
-        match self.chunked.remove(&entry) {
+        match self.joined.end(entry) {
             Some(chunks) => {
-                for chunk in chunks {
-                    self.acks.add(chunk, None);
+                // If it is on its way again, it need not become whole.
+                if let Some(&first) = chunks.first() {
+                    self.chunks.forget_from(first);
                 }
+                self.acks.add_whole(&chunks);
+            }
+            None if id.first_chunk.is_some() => {
+                self.joined.end_unknown(entry);
+                return false;
             }
             None => self.acks.add(entry, None),
         }
+        true
     }
 
     fn acknowledged(&mut self, now: Nanos, call: Option<Call>, wire: &mut impl Wire) {
@@ -167,5 +190,14 @@ impl Consumer {
                 self.answer(call, Ok(ConsumerAnswer::Done));
             }
         }
+    }
+}
+
+fn unknown_chunks(id: &MessageId) -> Error {
+    Error::Config {
+        setting: "message id",
+        value: id.to_string(),
+        reason: "its chunks are not known to this consumer, so it is not acknowledged yet; it will be when it is delivered here again"
+            .to_owned(),
     }
 }

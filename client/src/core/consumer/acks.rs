@@ -90,6 +90,13 @@ impl Acks {
         }
     }
 
+    /// Adds all chunks of a message.
+    pub(super) fn add_whole(&mut self, chunks: &[EntryId]) {
+        for &chunk in chunks {
+            self.add(chunk, None);
+        }
+    }
+
     /// Adds a cumulative one; whether it is further than the last.
     pub(super) fn add_cumulative(&mut self, id: MessageId, cumulative: Option<Cumulative>) -> bool {
         if self

@@ -161,6 +161,15 @@ impl Chunks {
         Chunk::Whole(partial.whole.freeze(), partial.ids)
     }
 
+    /// Forgets what came of a message that begins with this entry.
+    pub(super) fn forget_from(&mut self, first: EntryId) {
+        let found = |partial: &Partial| partial.ids.first() == Some(&first);
+        let uuid = self.pending.iter().find(|(_, partial)| found(partial));
+        if let Some(uuid) = uuid.map(|(uuid, _)| uuid.clone()) {
+            self.forget(&uuid);
+        }
+    }
+
     /// Forgets a message; the entries of its chunks.
     fn forget(&mut self, uuid: &str) -> Vec<EntryId> {
         self.order.retain(|known| known != uuid);

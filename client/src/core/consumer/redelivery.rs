@@ -14,7 +14,8 @@ impl Consumer {
     /// The application could not handle a message: it is asked for again after the delay for its redelivery count.
     ///
     /// The broker redelivers entries, so a batch comes back but for what was acknowledged of it. On Exclusive and Failover
-    /// everything not acknowledged comes back.
+    /// everything not acknowledged comes back. A message in chunks comes back with all its chunks. If they are not known here (see
+    /// [`acknowledge`](Self::acknowledge)) it is not asked for: it was not delivered since, and comes anyway.
     pub fn negative_acknowledge(&mut self, now: Nanos, id: &MessageId, redelivery_count: u32) {
         // Of an incarnation that is gone everything comes back anyway.
         if self.state != State::Ready {
@@ -23,6 +24,13 @@ impl Consumer {
         let entry = EntryId::from(*id);
         self.ack_timeouts.remove(entry);
         self.dead_letters.nack(id);
+        if id.first_chunk.is_some() && self.joined.get(entry).is_none() {
+            self.joined.take_unknown(entry);
+            // One chunk alone completes nothing.
+            if self.config.subscription_type.is_shared() && !self.dead_letters.holds(entry) {
+                return;
+            }
+        }
         let due = now.saturating_add(self.config.nack_delay(redelivery_count));
         self.nacks.set_earlier(entry, due);
     }
@@ -137,7 +145,7 @@ impl Consumer {
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
             // Kept: the application may still acknowledge what it holds.
-            match self.chunked.get(&entry) {
+            match self.joined.get(entry) {
                 Some(chunks) => all.extend(chunks),
                 None => all.push(entry),
             }
