@@ -1,5 +1,7 @@
 //! What the application acknowledges: of single messages, of batches, and of everything up to a message.
 
+use std::collections::BTreeSet;
+
 use super::acks::{Cumulative, position};
 use super::batches::Left;
 use super::message::index_of;
@@ -43,7 +45,9 @@ impl Consumer {
         self.acknowledged(now, call, wire);
     }
 
-    /// Acknowledges everything up to a message, itself included.
+    /// Acknowledges everything up to a message, itself included. Messages in chunks count by their last chunk: the chunks before it of a
+    /// message that ends behind it are not acknowledged, as long as that message is awaited or not acknowledged
+    /// ([`expire_incomplete_chunked_message`](super::ConsumerConfig::expire_incomplete_chunked_message)).
     pub fn acknowledge_cumulative(
         &mut self,
         now: Nanos,
@@ -78,6 +82,15 @@ impl Consumer {
             .as_ref()
             .is_some_and(|c| c.entry == entry && c.left.is_none());
         self.batches.forget_before(entry, whole);
+        // Of this message itself nothing is left out, though a copy of it may be on its way.
+        let known = self.joined.get(entry).and_then(|chunks| chunks.first());
+        let named = id
+            .first_chunk
+            .map(|(ledger, entry)| EntryId { ledger, entry });
+        if let Some(first) = known.copied().or(named) {
+            self.chunks.forget_from(first);
+        }
+        let left_out = self.unended_before(entry);
         self.joined.end_before(entry, whole);
         if whole {
             self.nacks.remove_through(entry);
@@ -87,7 +100,7 @@ impl Consumer {
         // A batch that is done is done as a whole.
         let batch_index = if whole { -1 } else { id.batch_index };
         self.acks
-            .add_cumulative(MessageId { batch_index, ..*id }, cumulative);
+            .add_cumulative(MessageId { batch_index, ..*id }, cumulative, left_out);
         if !self.copies.is_empty() {
             let through = position(id);
             self.drop_queued(|message| position(&message.id) <= through);
@@ -118,6 +131,18 @@ impl Consumer {
             }));
         }
         ids.is_empty().then_some(Ok(()))
+    }
+
+    /// Chunks before an entry whose messages end behind it, or are not whole yet.
+    pub(super) fn unended_before(&self, entry: EntryId) -> BTreeSet<EntryId> {
+        let mut found = self.joined.ending_behind(entry);
+        for chunks in self.chunks.begun_before(entry) {
+            // An earlier copy may have shown where it ends.
+            if !self.joined.ends_by(chunks, entry) {
+                found.extend(chunks.iter().filter(|&&chunk| chunk <= entry));
+            }
+        }
+        found
     }
 
     fn known_index(&self, id: &MessageId) -> Option<(u32, u32)> {

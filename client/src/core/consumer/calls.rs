@@ -238,6 +238,7 @@ impl Consumer {
         self.state = State::Closed;
         self.forget_deliveries();
         self.joined.clear();
+        self.chunks.clear();
         self.batches.clear();
         self.dead_letters = Default::default();
         self.overdue.clear();

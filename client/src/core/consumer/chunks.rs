@@ -28,6 +28,8 @@ struct Partial {
     whole: BytesMut,
     ids: Vec<EntryId>,
     since: Nanos,
+    /// Whether it comes again from the start; its payload is dropped.
+    again: bool,
 }
 
 /// What a chunk led to.
@@ -102,6 +104,7 @@ impl Chunks {
         };
         if index == 0 {
             match self.pending.get(&uuid) {
+                Some(partial) if partial.again => {}
                 Some(partial) if partial.ids == [entry] => return Chunk::Repeated,
                 Some(partial) if partial.ids.first() != Some(&entry) => return Chunk::Copy,
                 // Delivered again from the start: the old parts are the same bytes.
@@ -119,10 +122,12 @@ impl Chunks {
                 whole: BytesMut::new(),
                 ids: Vec::new(),
                 since: now,
+                again: false,
             };
             self.pending.insert(uuid.clone(), partial);
         }
-        let Some(partial) = self.pending.get_mut(&uuid) else {
+        let partial = self.pending.get_mut(&uuid);
+        let Some(partial) = partial.filter(|partial| !partial.again) else {
             let abandoned = self.abandoned.contains(&uuid);
             return Chunk::Orphan {
                 abandoned,
@@ -182,6 +187,7 @@ impl Chunks {
     fn give_up_oldest(&mut self, given_up: &mut Vec<EntryId>) {
         if let Some(uuid) = self.order.pop_front()
             && let Some(partial) = self.pending.remove(&uuid)
+            && !partial.again
         {
             given_up.extend(partial.ids);
             if self.abandoned.insert(uuid.clone()) {
@@ -216,7 +222,23 @@ impl Chunks {
         given_up
     }
 
-    /// Everything will come again, or is not wanted any more.
+    /// Everything will come again. Until it does, or its time is over, it is known what had come of which message.
+    pub(super) fn come_again(&mut self) {
+        for partial in self.pending.values_mut() {
+            partial.again = true;
+            partial.whole = BytesMut::new();
+        }
+        self.abandoned.clear();
+        self.abandoned_order.clear();
+    }
+
+    /// What came of the messages that are not whole and have chunks up to this entry.
+    pub(super) fn begun_before(&self, entry: EntryId) -> impl Iterator<Item = &[EntryId]> {
+        let ids = self.pending.values().map(|partial| &partial.ids[..]);
+        ids.filter(move |ids| ids.first().is_some_and(|&first| first <= entry))
+    }
+
+    /// Nothing of it is wanted any more.
     pub(super) fn clear(&mut self) {
         self.pending.clear();
         self.order.clear();

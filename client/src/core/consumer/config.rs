@@ -179,7 +179,8 @@ pub struct ConsumerConfig {
     pub dead_letter: Option<DeadLetterPolicy>,
     /// Largest payload after decompression, in bytes; a larger one counts as damaged.
     pub max_uncompressed_size: usize,
-    /// Most batches whose single acknowledgements are remembered; the oldest is forgotten, its messages may come again.
+    /// Most batches whose single acknowledgements are remembered; the oldest is forgotten, its messages may come again. As many messages
+    /// in chunks that were not acknowledged; of one that is forgotten the chunks are not known any more.
     pub max_tracked_batches: usize,
 }
 

@@ -3,7 +3,8 @@
 //! The broker acknowledges entries. A message of which one chunk is acknowledged alone is never whole again, and its other chunks
 //! stay in the subscription for ever. So all its chunks are acknowledged together, or none.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 
 use super::message::EntryId;
 
@@ -93,6 +94,26 @@ impl Joined {
             let (last, chunks) = lowest.remove_entry();
             self.keep_ended(last, chunks, true);
         }
+    }
+
+    /// Chunks up to this entry of the messages that end behind it and were not acknowledged.
+    pub(super) fn ending_behind(&self, entry: EntryId) -> BTreeSet<EntryId> {
+        let behind = self.open.range((Bound::Excluded(entry), Bound::Unbounded));
+        let begun =
+            behind.filter(|(_, chunks)| chunks.first().is_some_and(|&first| first <= entry));
+        let chunks = begun.flat_map(|(_, chunks)| chunks.iter().copied());
+        chunks.filter(|&chunk| chunk <= entry).collect()
+    }
+
+    /// Whether a message that begins with these chunks is known to end up to this entry.
+    pub(super) fn ends_by(&self, begin: &[EntryId], entry: EntryId) -> bool {
+        let Some(&first) = begin.first().filter(|&&first| first <= entry) else {
+            return false;
+        };
+        let open = self.open.range(first..=entry).map(|(_, chunks)| chunks);
+        let ended = self.ended.range(first..=entry);
+        open.chain(ended.map(|(_, ended)| &ended.chunks))
+            .any(|chunks| chunks.first() == Some(&first))
     }
 
     /// The other chunks of an acknowledged message to which this one belongs.

@@ -277,7 +277,9 @@ impl Consumer {
         self.asked_again = false;
         let request_id = wire.request_id();
         self.state = State::Subscribing(request_id);
-        let start = self.position.subscribe();
+        let taken = self.position.taken_by_reader();
+        let begun = taken.and_then(|taken| self.unended_before(taken).pop_first());
+        let start = self.position.subscribe(begun);
         wire.command(commands::subscribe(
             &self.config,
             self.id,
@@ -342,7 +344,7 @@ impl Consumer {
         self.ledger.begin();
         self.queue.clear();
         self.copies.clear();
-        self.chunks.clear();
+        self.chunks.come_again();
         self.nacks.clear();
         self.ack_timeouts.clear();
     }

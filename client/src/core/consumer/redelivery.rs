@@ -48,7 +48,7 @@ impl Consumer {
             self.epoch += 1;
         }
         self.clear_queue();
-        self.chunks.clear();
+        self.chunks.come_again();
         self.nacks.clear();
         self.ack_timeouts.clear();
         self.dead_letters.detached();
@@ -75,6 +75,7 @@ impl Consumer {
 
     /// What is due by now: given up, or asked for again.
     pub(super) fn redeliver_due(&mut self, now: Nanos, wire: &mut impl Wire) {
+        let incomplete = self.chunks.expired(now);
         if self.state != State::Ready {
             return;
         }
@@ -95,7 +96,6 @@ impl Consumer {
                 }
             }
         }
-        let incomplete = self.chunks.expired(now);
         self.abandon_chunks(now, incomplete, wire);
         self.redeliver(again, wire);
     }

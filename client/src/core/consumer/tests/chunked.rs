@@ -157,3 +157,150 @@ fn a_copy_that_is_on_its_way_is_not_kept_for_an_acknowledged_message() {
     assert_eq!(acked(&mut bench), [0, 1, 2]);
     assert_eq!((bench.take().is_none(), bench.audit().held), (true, 0));
 }
+
+fn acknowledge_through(bench: &mut Bench, id: &MessageId) {
+    let (now, wire) = (bench.now, &mut bench.wire);
+    bench.consumer.acknowledge_cumulative(now, id, None, wire);
+}
+
+/// Acknowledgements since the last call: cumulative ones with a minus. Entry 0 is never acknowledged so here.
+fn acked_how(bench: &mut Bench) -> Vec<i64> {
+    bench.advance(100 * MILLI);
+    let acks = bench.sent(Type::Ack).into_iter().filter_map(|c| c.ack);
+    let ids = acks.flat_map(|ack| {
+        let sign = if ack.ack_type == 1 { -1 } else { 1 };
+        ack.message_id
+            .into_iter()
+            .map(move |id| sign * id.entry_id as i64)
+    });
+    ids.collect()
+}
+
+#[test]
+fn a_cumulative_acknowledgement_leaves_out_what_ends_behind_it() {
+    for lost in [false, true] {
+        let mut bench = Bench::new(|c| c.subscription_type = SubscriptionType::Exclusive);
+        bench.deliver(1, build::single("x"), |_| {}).unwrap();
+        // Of three producers.
+        deliver_chunk(&mut bench, 2, "b", 0, 3);
+        deliver_chunk(&mut bench, 3, "a", 0, 2);
+        deliver_chunk(&mut bench, 4, "b", 1, 3);
+        deliver_chunk(&mut bench, 5, "c", 0, 2);
+        deliver_chunk(&mut bench, 6, "a", 1, 2);
+        bench.deliver(7, build::batch(4), |_| {}).unwrap();
+        let taken = bench.take_all();
+        assert_eq!(taken.len(), 6);
+        // Up to "a", of which all came, but "b" and "c" go on behind it.
+        acknowledge_through(&mut bench, &taken[1].id);
+        assert_eq!(acked_how(&mut bench), [-1, 3, 6]);
+        acknowledge_through(&mut bench, &taken[3].id);
+        assert_eq!(acked_how(&mut bench), [6, 7]);
+        if lost {
+            reconnect(&mut bench);
+            // Known though they have to come again.
+            acknowledge_through(&mut bench, &taken[4].id);
+            assert_eq!(acked_how(&mut bench), [-1, 3, 6, 7]);
+            deliver_chunk(&mut bench, 2, "b", 0, 3);
+            deliver_chunk(&mut bench, 4, "b", 1, 3);
+            deliver_chunk(&mut bench, 5, "c", 0, 2);
+        }
+        deliver_chunk(&mut bench, 8, "b", 2, 3);
+        let message = bench.take().unwrap();
+        assert_eq!(message.id.first_chunk, Some((1, 2)));
+        // "c" is the only one that goes on.
+        acknowledge_through(&mut bench, &message.id);
+        assert_eq!(acked_how(&mut bench), [-4, 7, 8]);
+        deliver_chunk(&mut bench, 9, "c", 1, 2);
+        let message = bench.take().unwrap();
+        acknowledge_through(&mut bench, &message.id);
+        assert_eq!(acked_how(&mut bench), [-9]);
+    }
+}
+
+#[test]
+fn a_reader_begins_again_where_the_first_unread_message_does() {
+    let mut bench = Bench::new(|c| {
+        c.subscription_type = SubscriptionType::Exclusive;
+        c.durable = false;
+        c.start = StartPosition::Earliest;
+    });
+    deliver_chunk(&mut bench, 1, "a", 0, 2);
+    deliver_chunk(&mut bench, 2, "b", 0, 2);
+    deliver_chunk(&mut bench, 3, "c", 0, 2);
+    deliver_chunk(&mut bench, 4, "a", 1, 2);
+    deliver_chunk(&mut bench, 5, "b", 1, 2);
+    // "b" is whole and was not read, "c" is not whole.
+    let message = bench.take().unwrap();
+    assert_eq!(message.id.entry, 4);
+    acknowledge_through(&mut bench, &message.id);
+    bench.consumer.detached(bench.now, Detached::ConnectionLost);
+    bench.consumer.subscribe(bench.now, &mut bench.wire);
+    let subscribe = bench
+        .sent(Type::Subscribe)
+        .pop()
+        .unwrap()
+        .subscribe
+        .unwrap();
+    assert_eq!(subscribe.start_message_id.unwrap().entry_id, 2);
+    bench.reply(subscribe.request_id, Ok(success()));
+    bench.acked();
+    deliver_chunk(&mut bench, 2, "b", 0, 2);
+    deliver_chunk(&mut bench, 3, "c", 0, 2);
+    deliver_chunk(&mut bench, 4, "a", 1, 2);
+    deliver_chunk(&mut bench, 5, "b", 1, 2);
+    deliver_chunk(&mut bench, 6, "c", 1, 2);
+    let again: Vec<_> = bench.take_all().iter().map(|m| m.id.entry).collect();
+    assert_eq!(again, [5, 6]);
+}
+
+#[test]
+fn a_begun_message_that_does_not_come_again_is_forgotten_in_time() {
+    let mut bench = Bench::new(|c| c.subscription_type = SubscriptionType::Exclusive);
+    deliver_chunk(&mut bench, 1, "a", 0, 2);
+    bench.consumer.detached(bench.now, Detached::ConnectionLost);
+    assert_eq!(bench.consumer.poll_timeout(), Some(60 * SECOND));
+    bench.advance(60 * SECOND);
+    // Nobody is woken for it again, connection or not.
+    assert_eq!(
+        (
+            bench.consumer.poll_timeout(),
+            bench.consumer.chunks.pending()
+        ),
+        (None, 0)
+    );
+    bench.subscribe();
+    bench.advance(SECOND);
+    assert!(redelivered(&mut bench).is_empty() && bench.acked().is_empty());
+}
+
+#[test]
+fn a_cumulative_acknowledgement_leaves_out_nothing_of_its_own_message() {
+    let mut bench = Bench::new(|c| c.subscription_type = SubscriptionType::Exclusive);
+    // The id is from another process; the message is on its way here.
+    deliver_chunk(&mut bench, 1, "a", 0, 3);
+    deliver_chunk(&mut bench, 2, "a", 1, 3);
+    let id = MessageId {
+        first_chunk: Some((1, 1)),
+        ..MessageId::entry(1, 3)
+    };
+    acknowledge_through(&mut bench, &id);
+    assert_eq!(acked_how(&mut bench), [-3]);
+    deliver_chunk(&mut bench, 3, "a", 2, 3);
+    assert!(bench.take().is_none());
+}
+
+#[test]
+fn a_batch_that_has_to_wait_ends_nothing_of_a_begun_message_before_it() {
+    let mut bench = Bench::new(|c| {
+        c.subscription_type = SubscriptionType::Exclusive;
+        c.batch_index_ack = false;
+    });
+    bench.deliver(1, build::single("x"), |_| {}).unwrap();
+    deliver_chunk(&mut bench, 2, "a", 0, 2);
+    bench.deliver(3, build::batch(2), |_| {}).unwrap();
+    let taken = bench.take_all();
+    acknowledge_through(&mut bench, &taken[1].id);
+    assert_eq!(acked_how(&mut bench), [-1]);
+    acknowledge_through(&mut bench, &taken[2].id);
+    assert_eq!(acked_how(&mut bench), [3]);
+}

@@ -258,9 +258,17 @@ impl World {
             }
             Step::Seek(to) => {
                 // Not into the middle of a chunked message: that one would rightly not come.
-                let entries = &self.broker.entries;
-                let mut entry = usize::from(to) % entries.len();
-                while matches!(entries[entry].kind, Kind::Chunk(_, index, _) if index > 0) {
+                let kinds: Vec<_> = self.broker.entries.iter().map(|e| e.kind).collect();
+                let mut entry = usize::from(to) % kinds.len();
+                let begun = |entry: usize, number: u32| {
+                    let mut before = kinds.iter().take(entry);
+                    before.any(|kind| matches!(kind, Kind::Chunk(n, ..) if *n == number))
+                };
+                let splits = |entry: usize| {
+                    let mut rest = kinds.iter().skip(entry);
+                    rest.any(|kind| matches!(kind, Kind::Chunk(n, ..) if begun(entry, *n)))
+                };
+                while splits(entry) {
                     entry -= 1;
                 }
                 self.seek(entry as u64);

@@ -1,5 +1,7 @@
 //! What the topic holds and what happens, at random.
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 
 use super::super::build::Damage;
@@ -72,16 +74,33 @@ fn kinds(message_permits: bool) -> impl Strategy<Value = Vec<Kind>> {
         2 => (2u32..20, damage).prop_map(|(size, damage)| vec![Kind::Bad(size, damage)]),
         2 => (2i32..5).prop_map(|of| (0..of).map(|index| Kind::Chunk(0, index, of)).collect()),
     ];
-    prop::collection::vec(one, 1..25).prop_map(|groups| {
-        let mut all = Vec::new();
-        for (number, group) in (1..).zip(groups) {
-            all.extend(group.into_iter().map(|kind| match kind {
+    let groups = prop::collection::vec(one, 1..25).prop_map(|groups| {
+        let numbered = (1..).zip(groups).map(|(number, group)| {
+            let numbered = group.into_iter().map(|kind| match kind {
                 Kind::Chunk(_, index, of) => Kind::Chunk(number, index, of),
                 other => other,
-            }));
-        }
-        all
-    })
+            });
+            numbered.collect()
+        });
+        numbered.collect()
+    });
+    (groups, prop::collection::vec(0usize..3, 0..40))
+        .prop_map(|(groups, turns)| mixed(groups, turns))
+}
+
+/// The chunks of several producers lie between each other: at each turn comes the next of one of the first three. Then all in order.
+fn mixed(groups: Vec<VecDeque<Kind>>, turns: Vec<usize>) -> Vec<Kind> {
+    let mut groups = VecDeque::from(groups);
+    let mut all = Vec::new();
+    for turn in turns {
+        let Some(group) = groups.get_mut(turn) else {
+            continue;
+        };
+        all.extend(group.pop_front());
+        groups.retain(|group| !group.is_empty());
+    }
+    all.extend(groups.into_iter().flatten());
+    all
 }
 
 fn config() -> impl Strategy<Value = ConsumerConfig> {
