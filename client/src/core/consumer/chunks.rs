@@ -30,6 +30,19 @@ struct Partial {
     since: Nanos,
     /// Whether it comes again from the start; its payload is dropped.
     again: bool,
+    /// The chunks that had come before it began again.
+    before: Vec<EntryId>,
+}
+
+impl Partial {
+    /// All chunks that ever came.
+    fn known(&self) -> &[EntryId] {
+        if self.ids.len() < self.before.len() {
+            &self.before
+        } else {
+            &self.ids
+        }
+    }
 }
 
 /// What a chunk led to.
@@ -110,6 +123,9 @@ impl Chunks {
                 // Delivered again from the start: the old parts are the same bytes.
                 _ => {}
             }
+            let before = self.pending.get(&uuid).map(Partial::known);
+            let same = before.filter(|before| before.first() == Some(&entry));
+            let before = same.map(<[_]>::to_vec).unwrap_or_default();
             self.forget(&uuid);
             if self.pending.len() >= self.max_pending {
                 self.give_up_oldest(given_up);
@@ -123,6 +139,7 @@ impl Chunks {
                 ids: Vec::new(),
                 since: now,
                 again: false,
+                before,
             };
             self.pending.insert(uuid.clone(), partial);
         }
@@ -234,7 +251,7 @@ impl Chunks {
 
     /// What came of the messages that are not whole and have chunks up to this entry.
     pub(super) fn begun_before(&self, entry: EntryId) -> impl Iterator<Item = &[EntryId]> {
-        let ids = self.pending.values().map(|partial| &partial.ids[..]);
+        let ids = self.pending.values().map(Partial::known);
         ids.filter(move |ids| ids.first().is_some_and(|&first| first <= entry))
     }
 

@@ -304,3 +304,22 @@ fn a_batch_that_has_to_wait_ends_nothing_of_a_begun_message_before_it() {
     acknowledge_through(&mut bench, &taken[2].id);
     assert_eq!(acked_how(&mut bench), [3]);
 }
+
+#[test]
+fn what_had_come_of_a_message_stays_known_while_it_comes_again() {
+    let mut bench = Bench::new(|c| c.subscription_type = SubscriptionType::Exclusive);
+    bench.deliver(1, build::single("x"), |_| {}).unwrap();
+    deliver_chunk(&mut bench, 2, "a", 0, 3);
+    deliver_chunk(&mut bench, 3, "a", 1, 3);
+    bench.deliver(4, build::single("x"), |_| {}).unwrap();
+    let taken = bench.take_all();
+    for _ in 0..2 {
+        reconnect(&mut bench);
+        deliver_chunk(&mut bench, 2, "a", 0, 3);
+    }
+    acknowledge_through(&mut bench, &taken[1].id);
+    assert_eq!(acked_how(&mut bench), [-1, 4]);
+    deliver_chunk(&mut bench, 3, "a", 1, 3);
+    deliver_chunk(&mut bench, 5, "a", 2, 3);
+    assert_eq!(bench.take().unwrap().id.entry, 5);
+}
