@@ -14,8 +14,8 @@ use crate::{Error, MessageId};
 /// Most entries one ACK names.
 const MAX_IDS: usize = 1000;
 
-/// Most entries a cumulative acknowledgement names one by one because chunks before it are left out. Those before them wait for the
-/// messages of these chunks.
+/// Most entries a cumulative acknowledgement names one by one because chunks before it are left out. Those before them, and those
+/// in an earlier ledger, whose last entry is not known here, wait for the messages of these chunks.
 const MAX_BETWEEN: u64 = 10_000;
 
 /// An entry up to which, and how far into it, everything is acknowledged.
@@ -117,9 +117,11 @@ impl Acks {
         }
         self.last_cumulative = Some(id);
         let left_out_before = std::mem::replace(&mut self.left_out, left_out);
-        let cumulative = match (cumulative, self.left_out.first().copied()) {
-            (Some(cumulative), Some(lowest)) => {
-                self.add_between(&cumulative, lowest, before, &left_out_before);
+        let cumulative = match self.left_out.first().copied() {
+            Some(lowest) => {
+                if let Some(cumulative) = cumulative {
+                    self.add_between(&cumulative, lowest, before, &left_out_before);
+                }
                 // What lies before them all, if it was not sent.
                 let sent = left_out_before.first() == Some(&lowest);
                 let entry = lowest.entry.checked_sub(1).filter(|_| !sent);
@@ -128,7 +130,7 @@ impl Acks {
                     left: None,
                 })
             }
-            (cumulative, _) => cumulative,
+            None => cumulative,
         };
         if let Some(cumulative) = cumulative {
             // Single ones before it are contained in it.

@@ -272,6 +272,10 @@ impl Consumer {
                         self.acks.add(entry, None);
                     }
                     self.collect_acks(now, wire);
+                } else if abandoned && metadata.chunk_id() + 1 == metadata.num_chunks_from_msg() {
+                    // All of it is there after all. Everything has to come again for it.
+                    let due = now.saturating_add(self.config.nack_delay(0));
+                    self.nacks.set_earlier(entry, due);
                 }
             }
             Chunk::Invalid(dropped) => {

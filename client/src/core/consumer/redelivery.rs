@@ -123,7 +123,7 @@ impl Consumer {
             }
             self.collect_acks(now, wire);
         } else if self.config.subscription_type.is_shared() {
-            // Elsewhere everything would have to come again, and be given up again.
+            // Elsewhere everything would have to come again, and be given up again, until its last chunk comes.
             let due = now.saturating_add(self.config.nack_delay(0));
             for entry in entries {
                 self.nacks.set_earlier(entry, due);

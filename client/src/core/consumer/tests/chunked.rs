@@ -323,3 +323,61 @@ fn what_had_come_of_a_message_stays_known_while_it_comes_again() {
     deliver_chunk(&mut bench, 5, "a", 2, 3);
     assert_eq!(bench.take().unwrap().id.entry, 5);
 }
+
+#[test]
+fn chunks_left_out_of_an_earlier_ledger() {
+    let mut acks = super::acks::Acks::new(7, false);
+    let mut wire = TestWire::default();
+    let at = |ledger, entry| EntryId { ledger, entry };
+    let mut through = |id: MessageId, to: Option<EntryId>, left_out: &[EntryId]| {
+        let cumulative = to.map(|entry| super::acks::Cumulative { entry, left: None });
+        acks.add_cumulative(id, cumulative, left_out.iter().copied().collect());
+        acks.flush(&mut wire);
+        let sent = wire.sent.drain(..).filter_map(|command| command.ack);
+        let named = sent.flat_map(|ack| {
+            let one = |id: MessageIdData| (ack.ack_type, id.ledger_id, id.entry_id);
+            ack.message_id.into_iter().map(one).collect::<Vec<_>>()
+        });
+        named.collect::<Vec<_>>()
+    };
+    // Into a batch that has to wait.
+    let id = MessageId {
+        batch_index: 0,
+        batch_size: 2,
+        ..MessageId::entry(2, 0)
+    };
+    assert_eq!(through(id, None, &[at(1, 5)]), [(1, 1, 4)]);
+    let id = MessageId::entry(2, 3);
+    let left_out = [at(1, 5), at(2, 2)];
+    let sent = through(id, Some(at(2, 3)), &left_out);
+    assert_eq!(sent, [(0, 2, 0), (0, 2, 1), (0, 2, 3)]);
+    // The first of them ended, and the other did not.
+    let id = MessageId::entry(2, 4);
+    let sent = through(id, Some(at(2, 4)), &left_out[1..]);
+    assert_eq!(sent, [(1, 2, 1), (0, 2, 3), (0, 2, 4)]);
+    let id = MessageId::entry(2, 5);
+    assert_eq!(through(id, Some(at(2, 5)), &[]), [(1, 2, 5)]);
+}
+
+#[test]
+fn a_message_that_was_given_up_too_early_comes_again() {
+    let mut bench = Bench::new(|c| {
+        c.subscription_type = SubscriptionType::Exclusive;
+        c.negative_ack_redelivery_delay = SECOND;
+    });
+    deliver_chunk(&mut bench, 1, "u1", 0, 3);
+    bench.advance(60 * SECOND);
+    deliver_chunk(&mut bench, 2, "u1", 1, 3);
+    bench.advance(10 * SECOND);
+    let redelivers = |bench: &mut Bench| {
+        let kind = Type::RedeliverUnacknowledgedMessages;
+        bench.sent(kind).len()
+    };
+    assert_eq!(redelivers(&mut bench), 0);
+    deliver_chunk(&mut bench, 3, "u1", 2, 3);
+    bench.advance(SECOND);
+    assert_eq!((redelivers(&mut bench), bench.acked().len()), (1, 0));
+    let message = take_chunked(&mut bench, 1, 3);
+    bench.ack(&message.id, None);
+    assert_eq!(acked(&mut bench), [1, 2, 3]);
+}

@@ -90,6 +90,26 @@ impl Broker {
         self.replay.extend(pending);
     }
 
+    /// Everything from this entry on comes; from the first, if it is the one before.
+    fn begin_at(&mut self, target: u64) {
+        let target = if target == u64::MAX {
+            0
+        } else {
+            target as usize
+        };
+        for (entry, stored) in self.entries.iter_mut().enumerate() {
+            stored.deliveries = 0;
+            stored.left = if entry < target {
+                AckSet::from_words(&[0])
+            } else {
+                AckSet::full(stored.size())
+            };
+        }
+        self.pending.clear();
+        self.replay.clear();
+        self.read = target;
+    }
+
     pub(super) fn acknowledge(&mut self, entry: usize, set: &[i64]) {
         let index_ack = self.config.batch_index_ack;
         let Some(stored) = self.entries.get_mut(entry) else {
@@ -111,6 +131,10 @@ impl Broker {
         if let Some(subscribe) = command.subscribe {
             self.attach();
             self.epoch = subscribe.consumer_epoch();
+            if !self.config.durable {
+                let start = subscribe.start_message_id.unwrap().entry_id;
+                self.begin_at(start);
+            }
             self.reply(subscribe.request_id, success());
             return;
         }
@@ -163,23 +187,8 @@ impl Broker {
                 }
             }
         } else if let Some(seek) = command.seek {
-            let target = seek.message_id.unwrap().entry_id;
-            let target = if target == u64::MAX {
-                0
-            } else {
-                target as usize
-            };
-            for (entry, stored) in self.entries.iter_mut().enumerate() {
-                stored.deliveries = 0;
-                stored.left = if entry < target {
-                    AckSet::from_words(&[0])
-                } else {
-                    AckSet::full(stored.size())
-                };
-            }
+            self.begin_at(seek.message_id.unwrap().entry_id);
             self.detach();
-            self.replay.clear();
-            self.read = target;
             self.to_client.push_back(ToClient::Closed);
             self.reply(seek.request_id, success());
         } else if let Some(last) = command.get_last_message_id {

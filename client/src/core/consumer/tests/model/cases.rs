@@ -112,14 +112,16 @@ fn config() -> impl Strategy<Value = ConsumerConfig> {
         any::<bool>(),
         prop_oneof![Just(0), Just(100 * MILLI)],
         prop::option::of(1u32..4),
+        prop::bool::weighted(0.3),
     )
         .prop_map(
-            |(shared, queue, receipts, index_ack, timeout, group, dead)| {
+            |(shared, queue, receipts, index_ack, timeout, group, dead, reader)| {
                 let mut config = ConsumerConfig::new("t", "s");
                 if shared {
                     config.subscription_type = SubscriptionType::Shared;
                     config.dead_letter = dead.map(DeadLetterPolicy::new);
                 }
+                config.durable = shared || !reader;
                 config.start = StartPosition::Earliest;
                 config.receiver_queue_size = queue;
                 config.ack_receipt = receipts;
