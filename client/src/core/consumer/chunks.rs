@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 use vela_proto::MessageMetadata;
 
 use super::Nanos;
+use super::config::MILLI;
 use super::message::EntryId;
 
 /// Longest identity, in bytes. Those of abandoned messages are kept.
@@ -228,6 +229,21 @@ impl Chunks {
     pub(super) fn next(&self) -> Option<Nanos> {
         let oldest = self.pending.get(self.order.front()?)?;
         Some(oldest.since.saturating_add(self.expiry))
+    }
+
+    /// The time of what is too old begins again, unless it is shorter than a millisecond.
+    pub(super) fn postpone(&mut self, now: Nanos) {
+        for _ in 0..self.order.len() {
+            if self.expiry < MILLI || self.next().is_none_or(|due| due > now) {
+                return;
+            }
+            if let Some(uuid) = self.order.pop_front() {
+                if let Some(partial) = self.pending.get_mut(&uuid) {
+                    partial.since = now;
+                }
+                self.order.push_back(uuid);
+            }
+        }
     }
 
     /// Gives up what is too old; the entries of its chunks.

@@ -75,6 +75,10 @@ impl Consumer {
 
     /// What is due by now: given up, or asked for again.
     pub(super) fn redeliver_due(&mut self, now: Nanos, wire: &mut impl Wire) {
+        // What the broker may not send is not late: the application takes nothing.
+        if self.state == State::Ready && self.ledger.is_spent() {
+            self.chunks.postpone(now);
+        }
         let incomplete = self.chunks.expired(now);
         if self.state != State::Ready {
             return;

@@ -381,3 +381,24 @@ fn a_message_that_was_given_up_too_early_comes_again() {
     bench.ack(&message.id, None);
     assert_eq!(acked(&mut bench), [1, 2, 3]);
 }
+
+#[test]
+fn a_message_is_not_given_up_while_the_application_takes_nothing() {
+    for kind in [SubscriptionType::Shared, SubscriptionType::Exclusive] {
+        let mut bench = Bench::new(|c| {
+            c.subscription_type = kind;
+            c.receiver_queue_size = 2;
+        });
+        deliver_chunk(&mut bench, 1, "a", 0, 2);
+        for entry in [2, 3] {
+            bench.deliver(entry, build::single("x"), |_| {}).unwrap();
+        }
+        for _ in 0..3 {
+            bench.advance(60 * SECOND);
+            assert!(redelivered(&mut bench).is_empty());
+        }
+        assert_eq!(bench.take_all().len(), 2);
+        deliver_chunk(&mut bench, 4, "a", 1, 2);
+        assert_eq!(bench.take().unwrap().id.entry, 4);
+    }
+}
