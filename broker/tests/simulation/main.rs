@@ -32,6 +32,7 @@ mod restart;
 mod rng;
 mod runs;
 mod schemas;
+mod silence;
 mod sim;
 mod sources;
 mod terminate;

@@ -7,6 +7,7 @@
 mod clients;
 mod commands;
 mod listing;
+mod liveness;
 mod lookup;
 mod outbound;
 mod peers;
@@ -23,6 +24,7 @@ use vela_codec::{Frame, encode, hot};
 use vela_proto::{BaseCommand, ServerError, base_command::Type};
 
 use self::listing::{Listing, Watchers};
+use self::liveness::Liveness;
 use self::throttling::Holds;
 use self::turns::Turns;
 use super::context::{ConnId, Context};
@@ -113,10 +115,7 @@ pub(super) struct Session {
     dirty: bool,
     /// Consumers with delivered bytes that are not yet written to the socket, and perhaps some that are gone.
     unwritten: Vec<u64>,
-    next_keep_alive: u64,
-    pinged: bool,
-    /// Topics that want to know whether the peer is alive: probe, core, deadline.
-    probes: Vec<(u64, CoreId, u64)>,
+    liveness: Liveness,
     /// PARTITIONED_METADATA that topics' cores have not answered: may a missing topic be made?
     inquiries: BTreeMap<u64, bool>,
     /// One list of topics at a time: it may be long, and the question is short. Frames wait for its answer.
@@ -275,9 +274,7 @@ impl Sessions {
             out: OutBuf::default(),
             dirty: false,
             unwritten: Vec::new(),
-            next_keep_alive: now.ms + interval,
-            pinged: false,
-            probes: Vec::new(),
+            liveness: Liveness::new(now, now.ms + interval),
             inquiries: BTreeMap::new(),
             listing: None,
             asks_schema: false,
@@ -305,10 +302,7 @@ impl Sessions {
         let Some(session) = self.get(conn.slot, conn.generation) else {
             return;
         };
-        session.pinged = false;
-        for (probe, core, _) in session.probes.drain(..) {
-            cx.post(core, Message::Probed { probe, alive: true });
-        }
+        session.heard(cx, now);
         let kind = hot::command_type(frame.command()).ok();
         let cost = kind.map_or(0, turns::cost);
         if cost > 0 && cx.turn_units == 0 && session.stage == Stage::Connected {
@@ -384,16 +378,7 @@ impl Sessions {
                 );
             }
         }
-        // Behind the closes, so that the holder of a name is gone when the answer arrives.
-        for (probe, core, _) in session.probes.drain(..) {
-            cx.post(
-                core,
-                Message::Probed {
-                    probe,
-                    alive: false,
-                },
-            );
-        }
+        session.end_probes(cx);
     }
 
     /// Output was written: deliveries count as written, and a peer that reads again is served again.
@@ -421,6 +406,7 @@ impl Sessions {
                 }
             }
         }
+        session.heard_by_output(cx, now);
         session.holds.outbound.unblock();
         let due = session.tell_watchers(cx, now);
         session.watch_output(cx, now);
@@ -578,96 +564,6 @@ impl Sessions {
         };
         session.client_changed(cx, client, message, now);
         Self::settle(session, cx, now);
-    }
-
-    fn probe(&mut self, cx: &mut Context, target: SessionRef, probe: u64, from: CoreId, now: Now) {
-        let timeout = u64::from(cx.settings.connection_liveness_check_timeout_millis);
-        let Some(session) = self.find(target) else {
-            return cx.post(
-                from,
-                Message::Probed {
-                    probe,
-                    alive: false,
-                },
-            );
-        };
-        // A session that is held does not read: its silence says nothing.
-        if session.stage != Stage::Connected
-            || session.version < 1
-            || timeout == 0
-            || session.read_rule() == throttling::ReadRule::Stop
-        {
-            return cx.post(from, Message::Probed { probe, alive: true });
-        }
-        let deadline = now.ms + timeout;
-        session.probes.push((probe, from, deadline));
-        session.out.encode(encode::ping);
-        session.touch(cx);
-        self.timers
-            .insert((deadline, target.slot, target.generation));
-    }
-
-    pub(super) fn next_wakeup(&self) -> Option<u64> {
-        self.timers.first().map(|(at, _, _)| *at)
-    }
-
-    /// Keep-alive and probe deadlines.
-    pub(super) fn tick(&mut self, cx: &mut Context, now: Now) {
-        let interval = u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
-        while let Some(&(at, slot, generation)) = self.timers.first() {
-            if at > now.ms {
-                break;
-            }
-            self.timers.pop_first();
-            let Some(session) = self.get(slot, generation) else {
-                continue;
-            };
-            if session.end_pause(cx, now) {
-                Self::settle(session, cx, now);
-            }
-            let due = session.tell_watchers(cx, now);
-            if session
-                .probes
-                .iter()
-                .any(|(_, _, deadline)| *deadline <= now.ms)
-            {
-                session.close(cx);
-            }
-            if let Some(due) = due {
-                self.timers.insert((due, slot, generation));
-            }
-            let Some(session) = self.get(slot, generation) else {
-                continue;
-            };
-            if session.stage == Stage::Closing || interval == 0 || session.next_keep_alive > now.ms
-            {
-                continue;
-            }
-            session
-                .closed_by_broker
-                .retain(|_, closed| closed.until > now.ms);
-            if session.stage == Stage::Start
-                || (session.pinged && session.read_rule() != throttling::ReadRule::Stop)
-            {
-                session.close(cx);
-                continue;
-            }
-            if session.version >= 1 {
-                session.pinged = true;
-                session.out.encode(encode::ping);
-                session.touch(cx);
-            }
-            session.next_keep_alive = now.ms + interval;
-            let next = session.next_keep_alive;
-            self.timers.insert((next, slot, generation));
-        }
-    }
-
-    /// Silence of this peer is not its own.
-    pub(super) fn excused(&mut self, conn: ConnId) {
-        if let Some(session) = self.get(conn.slot, conn.generation) {
-            session.pinged = false;
-        }
     }
 
     /// Asks every session to end.
