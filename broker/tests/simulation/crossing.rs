@@ -249,9 +249,11 @@ fn a_cumulative_ack_within_a_large_batch_counts() {
 /// The broker's limit has stopped a subscription; the reader that held the rest goes. The subscription goes on.
 #[test]
 fn a_reader_that_goes_frees_those_that_the_limit_of_the_broker_has_stopped() {
-    let mut config = WorldConfig::default();
-    config.cores = 1;
-    config.shards = 1;
+    let mut config = WorldConfig {
+        cores: 1,
+        shards: 1,
+        ..WorldConfig::default()
+    };
     config.settings.max_unacked_messages_per_broker = 100;
     config
         .settings
