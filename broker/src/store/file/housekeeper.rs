@@ -346,6 +346,10 @@ impl<'a> Housekeeper<'a> {
             Err(e) => {
                 let error = wal_error("making a segment in", dir, &e);
                 if matches!(error, WalError::Full(_)) {
+                    // Asked for so soon that there was no time to look ahead: the warning still comes first.
+                    if self.space == Space::Ok {
+                        self.announce(Space::Low);
+                    }
                     self.space = Space::Full;
                     self.retry_at.get_or_insert(Instant::now() + RETRY);
                 } else {
