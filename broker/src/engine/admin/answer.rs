@@ -204,6 +204,8 @@ pub struct ConsumerStats {
     pub session: SessionRef,
     /// Its name.
     pub name: String,
+    /// What its client says of it.
+    pub metadata: Vec<(String, String)>,
     /// Messages delivered per second.
     pub rate_out: f64,
     /// Bytes delivered per second.
