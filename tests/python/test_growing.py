@@ -72,3 +72,14 @@ class TestStatistics:
     @pytest.mark.parametrize("name", ["internal-configuration", "backlog-quota-check"])
     def test_brokers_have_no_clusters_of_these_names(self, admin, name):
         assert not isinstance(admin.call("GET", f"/admin/v2/brokers/{name}")[1], list)
+
+    @pytest.mark.parametrize("name", [None, "named"])
+    def test_of_a_partitioned_topic_count_a_producer_and_a_consumer_once(self, admin, topic, path, client, name):
+        admin.does("PUT", path + "/partitions", 3)
+        producers = [client.create_producer(topic, producer_name=name and f"{name}-{n}") for n in range(2)]
+        consumers = [client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared, consumer_name=name and f"{name}-{n}") for n in range(2)]
+        stats = admin.get(path + "/partitioned-stats")
+        assert len(stats["publishers"]) == 2
+        assert len(stats["subscriptions"]["s"]["consumers"]) == 2
+        for client_side in producers + consumers:
+            client_side.close()

@@ -130,6 +130,8 @@ pub struct ProducerStats {
     pub id: u64,
     /// Its name.
     pub name: String,
+    /// The name is its client's choice, not ours.
+    pub user_named: bool,
     /// What its client says of itself.
     pub metadata: Vec<(String, String)>,
     /// As Pulsar names it.

@@ -37,6 +37,7 @@ impl Topic {
                 session: producer.client.session,
                 id: producer.client.id,
                 name: producer.name.clone(),
+                user_named: producer.open.user_named,
                 access_mode: match producer.open.access {
                     AccessMode::Shared => "Shared",
                     AccessMode::Exclusive => "Exclusive",
