@@ -83,3 +83,22 @@ class TestStatistics:
         assert len(stats["subscriptions"]["s"]["consumers"]) == 2
         for client_side in producers + consumers:
             client_side.close()
+
+
+class TestWhatIsNotMade:
+    def test_a_partition_beyond_the_last_is_not_found_over_http(self, admin, topic, path):
+        admin.does("PUT", path + "/partitions", 2)
+        lookup = path.replace("/admin/v2/", "/lookup/v2/topic/")
+        admin.does("GET", lookup + "-partition-1", status=200)
+        admin.does("GET", lookup + "-partition-2", status=404)
+        admin.does("GET", path + "-partition-2/partitions?checkAllowAutoCreation=true", status=404)
+
+    def test_a_subscription_over_the_limit_is_refused_over_http(self, admin, topic, path):
+        namespace = f"public/limit-{topic[-8:]}"
+        admin.does("PUT", f"/admin/v2/namespaces/{namespace}")
+        admin.does("POST", f"/admin/v2/namespaces/{namespace}/maxSubscriptionsPerTopic", 1)
+        at = f"/admin/v2/persistent/{namespace}/t"
+        admin.does("PUT", at)
+        admin.does("PUT", at + "/subscription/a")
+        admin.does("PUT", at + "/subscription/b", status=409)
+        assert admin.get(at + "/subscriptions") == ["a"]

@@ -82,6 +82,13 @@ impl Shared {
         self.partitions_of(name.base()).await
     }
 
+    /// Whether a name is that of a partition behind the last one of its topic: nobody makes it.
+    pub(super) async fn is_beyond(&self, name: &TopicName) -> Result<bool, Refusal> {
+        let parent = self.parent(name).await?;
+        Ok(parent
+            .is_some_and(|parent| i64::from(name.partition()) >= i64::from(parent.topic.count)))
+    }
+
     pub(super) async fn put_partitions(
         &self,
         name: &TopicName,
@@ -202,6 +209,10 @@ impl Shared {
                     match reply {
                         // Its own client may be quicker.
                         Reply::Done | Reply::Exists | Reply::NoTopic => {}
+                        // It has subscriptions of its own, up to its limit: no reason to undo the partitions.
+                        Reply::Conflict(text) => {
+                            tracing::warn!(%name, %subscription, %text, "a partition lacks a subscription of its topic");
+                        }
                         other => return Err(target::error(name, &subscription, other)),
                     }
                 }
@@ -284,6 +295,9 @@ async fn partitions(State(shared): State<Shared>, target: Target, params: Params
         other => return Err(target.error(other)),
     }
     let settings = shared.settings();
+    if shared.is_beyond(&target.name).await? {
+        return Err(target.missing());
+    }
     if !(params.flag("checkAllowAutoCreation") && settings.allow_auto_topic_creation) {
         return Err(target.missing());
     }
