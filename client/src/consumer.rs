@@ -191,8 +191,13 @@ impl<T: 'static> Consumer<T> {
     ///
     /// With `ack_receipt` it waits for the broker's answer, else acknowledgements are collected and sent soon.
     ///
+    /// A message that came in chunks is acknowledged with all of them. Which they are is known of the messages that this consumer
+    /// delivered. By an id from elsewhere, of an earlier process say, such a message is acknowledged when it comes to this consumer again,
+    /// which does not deliver it then.
+    ///
     /// # Errors
-    /// If the consumer is closed, the message is not its own, or the broker refuses.
+    /// If the consumer is closed, the message is not its own, or the broker refuses; with `ack_receipt` also if the chunks of the message
+    /// are not known.
     pub async fn ack(&self, message: impl AsMessageId) -> Result<()> {
         let part = self.core.part(&message)?;
         let receipt = self.core.settings.config.ack_receipt;
@@ -227,6 +232,7 @@ impl<T: 'static> Consumer<T> {
     }
 
     /// Acknowledges all messages up to this one, itself included; of several topics or partitions, those of its own.
+    /// Messages in chunks count by their last chunk: one that ends behind this message is not acknowledged.
     ///
     /// # Errors
     /// As [`ack`](Self::ack); on Shared and Key_Shared always.

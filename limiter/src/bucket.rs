@@ -1,5 +1,6 @@
 //! Token buckets with debt. Consuming always succeeds: what was already read is charged in full, and the debt
-//! delays later reads.
+//! delays later reads. A debt has no cap: whatever were forgiven of it would be let through above the rate. What must not last as long as a
+//! debt may, such as the patience with a peer that a rate keeps from being heard, has a bound of its own where it is granted.
 //!
 //! A bucket of rate r holds at most r tokens, one second's worth. So it is kept as one moment, the time at which
 //! the balance is zero: a balance is the time since then times r, capped at one second. Time needs no refill, so

@@ -41,6 +41,7 @@ def main():
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--jobs", type=int, default=6)
     options.add_argument("--kill", action="store_true", help="kill -9 Vela where topics are unloaded; one scenario at a time")
+    options.add_argument("--trail", action="store_true", help="say every step")
     options.add_argument("names", nargs="*")
     chosen = options.parse_args()
     left = Side("pulsar", *chosen.left)
@@ -82,6 +83,8 @@ def main():
                     print(f"        | {line}")
             if failed:
                 print(failed)
+            if chosen.trail:
+                print("\n".join(f"        {step}" for step in both.trail))
     print(f"{len(runs)} scenarios, {steps} steps, {bad} with differences")
     if process:
         if not process.running:

@@ -1,6 +1,5 @@
 """Starting and stopping the broker binary under test."""
 
-import ctypes
 import os
 import random
 import re
@@ -8,6 +7,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,13 +19,11 @@ START_LIMIT_SECONDS = 120
 STOP_LIMIT_SECONDS = 60
 
 
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-
-def _die_with_the_test_run():
-    """Runs in the child: the kernel kills the broker should the test run itself be killed."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+# Becomes the broker, which the kernel kills should the test run itself be killed (prctl PR_SET_PDEATHSIG). A process of its own and no
+# `preexec_fn`: between fork and exec Python code may wait for ever for a lock that a thread of the client under test held at the fork.
+_DIE_WITH_THE_TEST_RUN = (
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}); os.execvp(sys.argv[1], sys.argv[1:])"
+)
 
 
 def free_port():
@@ -92,8 +90,8 @@ class BrokerProcess(Broker):
         with open(self.log_path, "ab") as log:
             # A session of its own, so that an interrupt of the test run does not reach it before the fixtures do.
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
-                preexec_fn=_die_with_the_test_run,
+                [sys.executable, "-I", "-S", "-c", _DIE_WITH_THE_TEST_RUN, *self.command],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             )
         deadline = time.monotonic() + START_LIMIT_SECONDS
         line = b""

@@ -441,6 +441,20 @@ def test_a_rate_that_holds_a_connection_does_not_make_it_silent(slow_topics, top
 
 
 @pytest.mark.restart
+def test_a_rate_does_not_excuse_a_peer_of_which_all_is_read(slow_topics, topic):
+    with RawConnection(slow_topics.host, slow_topics.port, pong=False) as connection:
+        connection.connect()
+        connection.producer(topic)
+        # An hour's worth, and one behind it that is read ahead. A PONG would be seen; none comes.
+        connection.socket.sendall(send_frame(entry_bytes(b"x", num_messages_in_batch=3600), producer_id=1, sequence_id=0, num_messages=3600))
+        connection.socket.sendall(send_frame(entry_bytes(b"x"), producer_id=1, sequence_id=1))
+        assert connection.receive().type == "SEND_RECEIPT"
+        with pytest.raises(ConnectionClosed):
+            for _ in range(8):
+                assert connection.receive(25).type == "PING"
+
+
+@pytest.mark.restart
 def test_a_rate_on_another_core_leaves_pings_answered(slow_topics, topic):
     """Eight topics, so that some live on another core than their connection."""
     for number in range(8):

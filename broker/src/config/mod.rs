@@ -5,9 +5,11 @@
 //! (`VELA_MAX_MESSAGE_SIZE`), else it has its default: see [`resolve`]. A dynamic one may be set while the broker runs,
 //! which goes before all of these, also after a restart, until it is deleted: see [`DYNAMIC`].
 
+mod definition;
 mod resolve;
 mod value;
 
+pub use definition::Definition;
 pub use resolve::{Effective, Lookup, SettingError, Source, resolve};
 pub use value::{
     BufferSize, CacheSize, CorePorts, InactiveTopicMode, LogFormat, LogLevel, SchemaStrategy,
@@ -18,65 +20,6 @@ use vela_limiter::Mode;
 
 /// Keys of the metadata store with values that were set while running: `config/NAME`, the value is the text as it was given.
 pub const DYNAMIC: &str = "config/";
-
-/// What is known about one setting besides its value.
-#[derive(Debug)]
-pub struct Definition {
-    /// The name in Pulsar's form, `brokerServicePort`.
-    pub name: &'static str,
-    /// The name as a Rust field, `broker_service_port`; flag and environment variable derive from it.
-    pub field: &'static str,
-    /// Shorter flags for the same setting.
-    pub aliases: &'static [&'static str],
-    /// Unit of the value, empty if it has none.
-    pub unit: &'static str,
-    /// What it does.
-    pub doc: &'static str,
-    /// Whether it may be changed while the broker runs.
-    pub dynamic: bool,
-    /// The smallest and largest value of a number.
-    pub range: Option<(u64, u64)>,
-    allowed: fn(Option<(u64, u64)>) -> String,
-    set: fn(&mut Settings, &str, Option<(u64, u64)>) -> bool,
-    get: fn(&Settings) -> String,
-}
-
-impl Definition {
-    /// The flag without its dashes: `broker-service-port`.
-    #[must_use]
-    pub fn flag(&self) -> String {
-        self.field.replace('_', "-")
-    }
-
-    /// The environment variable: `VELA_BROKER_SERVICE_PORT`.
-    #[must_use]
-    pub fn variable(&self) -> String {
-        format!("VELA_{}", self.field.to_ascii_uppercase())
-    }
-
-    /// The values that are allowed, for a person.
-    #[must_use]
-    pub fn allowed(&self) -> String {
-        let allowed = (self.allowed)(self.range);
-        if self.unit.is_empty() {
-            allowed
-        } else {
-            format!("{allowed} ({})", self.unit)
-        }
-    }
-
-    /// The value in `settings`, as it would be written.
-    #[must_use]
-    pub fn get(&self, settings: &Settings) -> String {
-        (self.get)(settings)
-    }
-
-    /// Sets the value from text; false, and nothing changed, if the text is not allowed.
-    #[must_use]
-    pub fn set(&self, settings: &mut Settings, text: &str) -> bool {
-        (self.set)(settings, text.trim(), self.range)
-    }
-}
 
 macro_rules! range {
     () => {
@@ -481,6 +424,10 @@ settings! {
     /// Size of one segment file of the log.
     segment_size_mb: u64 = 64,
     "segmentSizeMb" in 8..=4096 as "MiB";
+
+    /// Dropped segment files that one shard keeps to use them again instead of making new ones: as many as it used in the last minutes, up to this, and no more than an eighth of the free disk. Two are always kept.
+    spare_segments_max_mb: u64 = 2048,
+    "spareSegmentsMaxMb" in 0..=1048576 as "MiB";
 
     /// Bytes of one shard's log that may wait to be durable before publishes have to wait.
     log_buffer_mb: u64 = 64,

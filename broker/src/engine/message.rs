@@ -447,7 +447,10 @@ pub enum Message {
         message: &'static str,
     },
     /// A SEND came for a producer that is not there.
-    NoSuchProducer { client: ClientRef },
+    NoSuchProducer {
+        /// The SEND, which gets no answer.
+        send: SendId,
+    },
     /// The consumer is registered.
     ConsumerOpened { client: ClientRef, request_id: u64 },
     /// The consumer was refused.

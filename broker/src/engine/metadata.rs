@@ -231,8 +231,9 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Takes over one key of the metadata store; keys of other tables and values that make no sense are left alone.
-    pub fn apply(&mut self, key: &str, value: Option<&Bytes>) {
+    /// Takes over one key of the metadata store; keys of other tables and values that make no sense are left alone. True if policies may be
+    /// others now.
+    pub fn apply(&mut self, key: &str, value: Option<&Bytes>) -> bool {
         if let Some(namespace) = key.strip_prefix(NAMESPACE) {
             // One that is being deleted is there no more, for clients.
             let policy = value.map(NamespacePolicy::read);
@@ -260,7 +261,11 @@ impl Metadata {
                 Some(found) => self.partitioned.insert(topic.to_owned(), found.count),
                 None => self.partitioned.remove(topic),
             };
+            return false;
+        } else {
+            return false;
         }
+        true
     }
 
     /// Does `tenant/namespace` exist?

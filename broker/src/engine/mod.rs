@@ -205,9 +205,15 @@ impl Engine {
         self.topics.checkpoint_failed(&self.cx, shard);
     }
 
-    /// The peer of a connection is not silent, though no frame came: part of one did, or its socket is not being read.
-    pub fn excused(&mut self, conn: ConnId) {
-        self.sessions.excused(conn);
+    /// The peer of a connection is not silent, though no frame came: part of one did, or its socket is not being read, or not so far that
+    /// its PONG would be seen. To be called every quarter of a second while that is so.
+    pub fn excused(&mut self, conn: ConnId, now: Now) {
+        self.sessions.excused(&self.cx, conn, now);
+    }
+
+    /// While a rate holds a connection: may a sign of life stand among the frames that wait, behind one that nothing passes?
+    pub fn may_hide_life(&self, frames: &VecDeque<Frame>) -> bool {
+        session::throttling::may_hide_life(frames)
     }
 
     /// What its buffers take, but for those of the connections ([`output`](Self::output)). Looks at every lane.
@@ -310,9 +316,11 @@ impl Engine {
         if key.starts_with(schema::SCHEMA) {
             return self.schemas.changed(key, value);
         }
-        self.cx.metadata.apply(key, value);
-        self.cx.look_for_rates();
-        self.cx.policies_changed = true;
+        // Policies concern every topic; that a topic has partitions concerns no other one.
+        if self.cx.metadata.apply(key, value) {
+            self.cx.look_for_rates();
+            self.cx.policies_changed = true;
+        }
     }
 
     /// Terminates a topic, on whatever core it lives: it takes no message any more. The answer, once that is durable, comes with the token in

@@ -157,10 +157,12 @@ impl TopicName {
 
 /// Longest local name, bytes: a bound on what one name can hold in memory.
 const MAX_LOCAL: usize = 4096;
+/// Longest name of a tenant or of a namespace, bytes.
+pub(crate) const MAX_ENTITY: usize = 1024;
 
 fn is_entity(text: &str) -> bool {
     !text.is_empty()
-        && text.len() <= 1024
+        && text.len() <= MAX_ENTITY
         && text
             .chars()
             .all(|c| c.is_alphanumeric() || matches!(c, '-' | '=' | ':' | '.' | '_'))

@@ -7,6 +7,8 @@ use bytes::{Bytes, BytesMut};
 
 /// A payload up to this size is copied beside its neighbours; a larger one is sent from where it lies.
 pub(super) const COPY_LIMIT: usize = 4096;
+/// Log chunks are about as large, as a power of two of bytes: payloads in the same stretch of memory keep the same chunk alive, about.
+const CHUNK_BITS: u32 = 20;
 /// A buffer larger than this is given back to the allocator once it has been sent.
 const KEEP_LIMIT: usize = 64 * 1024;
 
@@ -15,9 +17,28 @@ const KEEP_LIMIT: usize = 64 * 1024;
 /// Its bound is the caller's: sessions stop reading and dispatchers stop sending while it is long.
 #[derive(Default, Debug)]
 pub struct OutBuf {
-    queue: VecDeque<Bytes>,
+    queue: VecDeque<Part>,
     tail: BytesMut,
     len: usize,
+    lent: Lent,
+}
+
+/// What was lent since the queue was last empty, or owned.
+#[derive(Default, Debug)]
+struct Lent {
+    parts: usize,
+    bytes: usize,
+    /// About how many chunks they keep alive, and where the last of them lies.
+    chunks: usize,
+    last: usize,
+}
+
+/// A part of the queue.
+#[derive(Debug)]
+struct Part {
+    bytes: Bytes,
+    /// It lies in memory that it keeps alive as a whole: a log chunk, or what a connection was read into.
+    lent: bool,
 }
 
 impl OutBuf {
@@ -45,9 +66,34 @@ impl OutBuf {
             self.tail.extend_from_slice(&payload);
         } else {
             if !self.tail.is_empty() {
-                self.queue.push_back(self.tail.split().freeze());
+                let bytes = self.tail.split().freeze();
+                self.queue.push_back(Part { bytes, lent: false });
             }
-            self.queue.push_back(payload);
+            let chunk = payload.as_ptr().addr() >> CHUNK_BITS;
+            self.lent.chunks += usize::from(self.lent.parts == 0 || self.lent.last != chunk);
+            self.lent.last = chunk;
+            self.lent.parts += 1;
+            self.lent.bytes += payload.len();
+            self.queue.push_back(Part {
+                bytes: payload,
+                lent: true,
+            });
+        }
+    }
+
+    /// The peer does not read, and nobody knows for how long: copies payloads if what they keep alive is far more than they are.
+    pub fn own(&mut self) {
+        let lent = std::mem::take(&mut self.lent);
+        // Two may be cut anywhere.
+        if lent.chunks.saturating_sub(2) << CHUNK_BITS <= 2 * lent.bytes {
+            self.lent = lent;
+            return;
+        }
+        // Those in front of them were owned before.
+        let parts = self.queue.iter_mut().rev().filter(|part| part.lent);
+        for part in parts.take(lent.parts) {
+            part.bytes = Bytes::copy_from_slice(&part.bytes);
+            part.lent = false;
         }
     }
 
@@ -56,7 +102,7 @@ impl OutBuf {
         let parts = self
             .queue
             .iter()
-            .map(|part| part.as_ref())
+            .map(|part| part.bytes.as_ref())
             .chain(std::iter::once(self.tail.as_ref()));
         let mut used = 0;
         for (slot, part) in slices.iter_mut().zip(parts.filter(|part| !part.is_empty())) {
@@ -71,7 +117,7 @@ impl OutBuf {
         let mut left = n.min(self.len);
         self.len -= left;
         while left > 0 {
-            let Some(front) = self.queue.front_mut() else {
+            let Some(Part { bytes: front, .. }) = self.queue.front_mut() else {
                 let rest = left.min(self.tail.len());
                 bytes::Buf::advance(&mut self.tail, rest);
                 break;
@@ -85,6 +131,7 @@ impl OutBuf {
         }
         if self.len == 0 {
             self.queue.clear();
+            self.lent = Lent::default();
             if self.tail.capacity() > KEEP_LIMIT {
                 self.tail = BytesMut::new();
             } else {
@@ -146,5 +193,29 @@ mod tests {
         out.push(Bytes::from_static(b"abc"));
         out.consume(100);
         assert!(out.is_empty());
+    }
+
+    /// Small parts of many chunks are copied when the peer does not read; what is dense stays where it lies.
+    #[test]
+    fn what_waits_keeps_no_chunks_alive_that_are_far_larger() {
+        let chunks: Vec<Bytes> = (0..20).map(|n| Bytes::from(vec![n; 1 << 20])).collect();
+        let mut out = OutBuf::default();
+        let mut expected = Vec::new();
+        for chunk in &chunks {
+            out.encode(|buf| buf.extend_from_slice(b"head"));
+            out.push(chunk.slice(100..100 + COPY_LIMIT + 1));
+            expected.extend_from_slice(b"head");
+            expected.extend_from_slice(&chunk[..COPY_LIMIT + 1]);
+        }
+        out.consume(10);
+        out.own();
+        assert!(chunks.iter().all(Bytes::is_unique));
+        assert_eq!(drain(&mut out, 333), &expected[10..]);
+        let chunk = Bytes::from(vec![7; 1 << 20]);
+        for at in (0..100).map(|n| n * 10_000) {
+            out.push(chunk.slice(at..at + 10_000));
+        }
+        out.own();
+        assert!(!chunk.is_unique());
     }
 }

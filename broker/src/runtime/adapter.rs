@@ -115,8 +115,12 @@ impl CoreEngine for Engine {
         }
     }
 
-    fn excused(&mut self, conn: ConnId, _: Now) {
-        Engine::excused(self, conn);
+    fn excused(&mut self, conn: ConnId, now: Now) {
+        Engine::excused(self, conn, now);
+    }
+
+    fn may_hide_life(&self, frames: &VecDeque<Frame>) -> bool {
+        Engine::may_hide_life(self, frames)
     }
 
     fn buffer_memory(&self) -> Held {

@@ -48,7 +48,7 @@ pub(super) struct Conn {
     pub(super) state: State,
     pub(super) decoder: FrameDecoder,
     /// How much of it is read before others get their turn.
-    portion: Portion,
+    pub(super) portion: Portion,
     /// Decoded frames that the engine did not want yet: at most what one read brought.
     pub(super) queue: VecDeque<Frame>,
     /// Memory that they keep alive, in bytes.
@@ -185,6 +185,7 @@ impl Conn {
         Poll::Ready(match result {
             Ok(0) => Read::End,
             Ok(n) => {
+                self.portion.begin(n);
                 if in_place {
                     self.decoder.advance(n);
                 } else {
@@ -206,6 +207,17 @@ impl Conn {
     /// Hands frames over while the engine wants them, first those that wait. What is left over is cut and kept,
     /// each frame in memory of its own size if it pins much more than that.
     pub(super) fn feed<E: CoreEngine>(
+        &mut self,
+        engine: &mut E,
+        accounting: Option<&Arc<dyn Accounting>>,
+        now: Now,
+    ) -> Fed {
+        let fed = self.hand_over(engine, accounting, now);
+        self.portion.end();
+        fed
+    }
+
+    fn hand_over<E: CoreEngine>(
         &mut self,
         engine: &mut E,
         accounting: Option<&Arc<dyn Accounting>>,
@@ -278,6 +290,11 @@ impl Conn {
     /// Bytes of frames that wait.
     pub(super) fn queued(&self) -> usize {
         self.queue.iter().map(Frame::len).sum()
+    }
+
+    /// Whether bytes wait in the socket. One that cannot tell has none: it is no longer in order.
+    pub(super) fn has_unread(&self) -> bool {
+        rustix::io::ioctl_fionread(raw::descriptor(&self.stream)).is_ok_and(|bytes| bytes > 0)
     }
 
     fn refuse(&self, error: &vela_codec::FrameError) {
@@ -427,33 +444,42 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
                 self.want_turn();
                 return;
             }
-            let source = source.at_most(part);
-            let Some(conn) = self.conns.get_mut(key) else {
+            let Some((read, trickles)) = self.take_in(key, source.at_most(part), now, Some(cx))
+            else {
                 return;
             };
-            let read = match conn.read(&mut self.cumulation, source, Some(cx)) {
-                Poll::Pending => return,
-                Poll::Ready(read) => read,
-            };
-            let n = match read {
-                Read::Empty => continue,
-                Read::End => {
-                    self.drop_conn(key, now);
-                    return;
-                }
-                Read::Short(n) | Read::Full(n) => n,
-            };
-            budget = budget.saturating_sub(n);
-            conn.portion.begin(n);
-            self.want_turn();
-            self.feed(key, now);
-            if let Some(conn) = self.conns.get_mut(key) {
-                conn.portion.end();
+            if let Read::Short(n) | Read::Full(n) = read {
+                budget = budget.saturating_sub(n);
+                self.want_turn();
             }
-            if !self.note_trickle(key, read, now) {
+            if !trickles {
                 self.gate_after_read(key, read);
             }
         }
+    }
+
+    /// One read of a connection and all that follows from it, whatever led to it: its frames go to the engine, and their size and pace are
+    /// taken note of. What came of it, and whether its frame trickles; none: there is nothing (with `cx` the socket wakes us), or it is gone.
+    pub(super) fn take_in(
+        &mut self,
+        key: usize,
+        source: Source,
+        now: Now,
+        cx: Option<&mut Context<'_>>,
+    ) -> Option<(Read, bool)> {
+        let conn = self.conns.get_mut(key)?;
+        let Poll::Ready(read) = conn.read(&mut self.cumulation, source, cx) else {
+            return None;
+        };
+        match read {
+            Read::Short(_) | Read::Full(_) => self.feed(key, now),
+            Read::Empty => {}
+            Read::End => {
+                self.drop_conn(key, now);
+                return None;
+            }
+        }
+        Some((read, self.note_trickle(key, read, now)))
     }
 
     /// Hands a connection's frames to the engine.

@@ -11,15 +11,17 @@
 //! Who waits is woken by what ends the wait (a change of the limiter's state, a release to the pool). Only the
 //! watch over standing frames (`watch`) looks at the clock.
 
+mod intake;
 mod watch;
 
+pub(super) use self::intake::Intake;
 use self::watch::Watch;
 use super::conn::Conn;
 use super::core::Core;
 use super::port::{CoreEngine, CoreId, Held, Now, ReadRule, Storage};
 use super::post::Post;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use vela_codec::{Accounting, FRAME_PADDING, IN_PLACE_MIN, PARTIAL_MIN, Sizes};
 use vela_limiter::{
     Admission, Budget, Holder, Listener, MemoryLimiter, Mode, over_share, policy::State as Policy,
@@ -58,85 +60,6 @@ pub(super) fn small_limit(mode: Mode, limit: i64, cores: u16, max_message: u64) 
         least.div_ceil(MIB),
         least.div_ceil(MIB),
     ))
-}
-
-/// What all cores share of this.
-#[derive(Debug)]
-pub(super) struct Intake {
-    pub(super) limiter: Arc<MemoryLimiter>,
-    /// Sizes of the receive buffer.
-    pub(super) sizes: Sizes,
-    /// Whether heavy connections stop before the others.
-    pub(super) fairness: bool,
-    /// How long an unfinished frame may stand still, in milliseconds.
-    pub(super) frame_timeout_ms: u64,
-    /// Connections that retain inbound bytes, over all cores.
-    holders: AtomicUsize,
-    /// Connections closed because a frame stood still.
-    stood: AtomicU64,
-    /// Connections closed because others waited for the memory of a slow frame.
-    evicted: AtomicU64,
-    /// Times a frame began to come by a few bytes at a time.
-    pub(super) trickles: AtomicU64,
-    /// Connections that are not read because of memory.
-    held: AtomicUsize,
-    /// Times a connection began to be held by memory, and times it was let go, its end included.
-    holds: AtomicU64,
-    releases: AtomicU64,
-}
-
-impl Intake {
-    pub(super) fn new(
-        limiter: Arc<MemoryLimiter>,
-        sizes: Sizes,
-        fairness: bool,
-        frame_timeout_ms: u64,
-    ) -> Self {
-        Self {
-            limiter,
-            sizes,
-            fairness,
-            frame_timeout_ms,
-            holders: AtomicUsize::new(0),
-            stood: AtomicU64::new(0),
-            evicted: AtomicU64::new(0),
-            trickles: AtomicU64::new(0),
-            held: AtomicUsize::new(0),
-            holds: AtomicU64::new(0),
-            releases: AtomicU64::new(0),
-        }
-    }
-
-    /// Connections closed because a frame stood still, and because others waited for its memory.
-    pub(super) fn closed(&self) -> (u64, u64) {
-        (
-            self.stood.load(Ordering::Relaxed),
-            self.evicted.load(Ordering::Relaxed),
-        )
-    }
-
-    /// Connections that are not read because of memory.
-    pub(super) fn held(&self) -> u64 {
-        self.held.load(Ordering::Relaxed) as u64
-    }
-
-    /// Times a connection began to be held by memory, and times it was let go, its end included.
-    pub(super) fn holds(&self) -> (u64, u64) {
-        (
-            self.holds.load(Ordering::Relaxed),
-            self.releases.load(Ordering::Relaxed),
-        )
-    }
-
-    fn hold(&self) {
-        self.holds.fetch_add(1, Ordering::Relaxed);
-        self.held.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn let_go(&self) {
-        self.held.fetch_sub(1, Ordering::Relaxed);
-        self.releases.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 /// Counts roots into the limiter.

@@ -137,8 +137,12 @@ pub(super) trait CoreEngine: 'static {
     fn serves_in_small_parts(&self) -> bool {
         false
     }
-    /// The peer is not silent: more of a frame has come, or its socket is not being read.
+    /// The peer is not silent: more of a frame has come, or its socket is not being read so far that a sign of life would be seen.
     fn excused(&mut self, _conn: ConnId, _now: Now) {}
+    /// Whether a sign of life may stand among the frames of a connection that wait, of which none goes on.
+    fn may_hide_life(&self, _frames: &VecDeque<Frame>) -> bool {
+        false
+    }
     /// One frame of a connection whose frames are wanted.
     fn frame(&mut self, conn: ConnId, frame: Frame, now: Now);
     /// The connection is gone.

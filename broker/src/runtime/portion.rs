@@ -51,8 +51,9 @@ impl Portion {
 
     /// All that was read is decoded. Few bytes say nothing: they are an ACK between large messages, or the end of one.
     pub(super) fn end(&mut self) {
-        if self.read >= LEAST / 2
-            && let Some(len) = self.read.checked_div(self.frames)
+        let read = std::mem::take(&mut self.read);
+        if read >= LEAST / 2
+            && let Some(len) = read.checked_div(self.frames)
         {
             self.frame_len = len;
         }

@@ -308,6 +308,7 @@ fn open_lanes(
         let waker = Arc::clone(post);
         let options = FileOptions {
             segment_bytes: mebibytes(settings.segment_size_mb),
+            spares_bytes_max: mebibytes(settings.spare_segments_max_mb) as u64,
             // More than the writes a lane has in flight can be, so the log never pushes back.
             unacked_bytes_max: 4 * (max_entry.max(CHUNK_BYTES) + CHUNK_OVERHEAD),
             sync: match settings.sync {

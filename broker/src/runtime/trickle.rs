@@ -6,7 +6,6 @@
 use super::conn::{Conn, Gate, Read};
 use super::core::Core;
 use super::port::{ConnId, CoreEngine, Now, Storage};
-use super::portion::READ_BUDGET;
 use super::raw;
 use std::collections::VecDeque;
 
@@ -139,29 +138,19 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
         }
     }
 
-    /// Reads what is there without asking to be woken. The last read, and bytes in all; none: it was not to be read, or is gone.
+    /// Reads what is there without asking to be woken, its portion at most. The last read, and bytes in all; none: it was not to be read, or
+    /// is gone.
     pub(super) fn read_now(&mut self, key: usize, now: Now) -> Option<(Read, usize)> {
+        let fair = self.engine.serves_in_small_parts();
+        let part = self.conns.get(key)?.portion.bytes(fair);
         let mut total = 0;
         loop {
-            let source = self.source(key, now)?.at_most(READ_BUDGET);
-            let conn = self.conns.get_mut(key)?;
-            let read = match conn.read(&mut self.cumulation, source, None) {
-                std::task::Poll::Ready(read) => read,
-                std::task::Poll::Pending => Read::Empty,
-            };
-            match read {
-                Read::Short(n) | Read::Full(n) => {
-                    total += n;
-                    self.feed(key, now);
-                }
-                Read::End => {
-                    self.drop_conn(key, now);
-                    return None;
-                }
-                Read::Empty => {}
+            let source = self.source(key, now)?.at_most(part);
+            let (read, _) = self.take_in(key, source, now, None)?;
+            if let Read::Short(n) | Read::Full(n) = read {
+                total += n;
             }
-            self.note_trickle(key, read, now);
-            if !matches!(read, Read::Full(_)) || total >= READ_BUDGET {
+            if !matches!(read, Read::Full(_)) || total >= part {
                 return Some((read, total));
             }
         }

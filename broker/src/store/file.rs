@@ -1,6 +1,6 @@
 //! The embedded log of one lane: segment files written with direct IO by helper threads, group-committed.
 //!
-//! `DATA/lane-N/` holds `00000001.seg` (chunks), `*.spare` (zeroed or recycled files waiting to become segments),
+//! `DATA/lane-N/` holds `00000001.seg` (chunks), `*.spare` (zeroed or recycled files waiting to become segments), `*.removing` (on their way out),
 //! `*.checkpoint` and `manifest` (ends of earlier epochs, dropped segments). Two writes may be in flight; what is
 //! acknowledged is always a contiguous prefix.
 //!
@@ -19,15 +19,19 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 mod front;
 mod helpers;
+mod housekeeper;
 mod manifest;
+mod need;
 mod options;
 mod recover;
+mod removal;
 mod segment;
 mod source;
 #[cfg(test)]
 mod tests;
 
-use self::helpers::{Chore, Done, Housekeeper, ReadJob, Shared, WriteJob};
+use self::helpers::{Done, ReadJob, Shared, WriteJob};
+use self::housekeeper::{Chore, Housekeeper};
 use self::manifest::Seal;
 pub(super) use self::manifest::write_atomically;
 pub use self::options::{Faults, FileOptions, Operation, SyncMode};
@@ -129,7 +133,8 @@ impl FileWal {
     ) -> Result<(Self, Recovery), WalError> {
         let dir = lane_dir(data, lane);
         let segment_len = padded(options.segment_bytes).max(2 * PAGE) as u64;
-        let opened = recover::open(&dir, lane, epoch, segment_len, options.spares_max)?;
+        let spares_max = need::spares_max(options.spares_bytes_max, segment_len);
+        let opened = recover::open(&dir, lane, epoch, segment_len, spares_max)?;
         let partial = opened
             .manifest
             .seals
@@ -161,7 +166,10 @@ impl FileWal {
             epoch,
             sync: options.sync,
             segment_len,
-            spares_max: options.spares_max,
+            spares_max,
+            spares_half_life: options.spares_half_life,
+            remove_step: options.remove_step,
+            remove_pause: options.remove_pause,
             faults: options.faults.clone(),
             done: done_tx,
             wake: options.wake.clone(),

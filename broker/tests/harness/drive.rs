@@ -18,7 +18,7 @@ impl World {
     /// Everything that could happen next.
     pub fn steps(&mut self) -> Vec<Step> {
         let mut steps = Vec::new();
-        for (index, conn) in self.conns.iter().enumerate() {
+        for (index, conn) in self.conns.iter_mut().enumerate() {
             if !conn.open {
                 continue;
             }
@@ -27,21 +27,20 @@ impl World {
                 steps.push(Step::Close(Peer(index)));
                 continue;
             }
-            let wants = (!conn.frames.is_empty() || !conn.to_broker.is_empty())
-                && engine.wants_frames(conn.id);
-            if wants && !conn.frames.is_empty() {
+            if !conn.frames.is_empty() && !conn.left_over && engine.wants_frames(conn.id) {
                 steps.push(Step::Frames(Peer(index)));
-            } else if wants
-                || (!conn.to_broker.is_empty()
-                    && conn
-                        .frames
-                        .iter()
-                        .map(vela_codec::Frame::len)
-                        .sum::<usize>()
-                        < READ_AHEAD
-                    && engine.read_rule(conn.id) == ReadRule::Ahead)
-            {
-                steps.push(Step::Read(Peer(index)));
+            } else if !conn.to_broker.is_empty() && !conn.asleep {
+                let queued = conn.frames.iter().map(vela_codec::Frame::len);
+                let read = match engine.read_rule(conn.id) {
+                    ReadRule::Read => conn.frames.is_empty() && engine.wants_frames(conn.id),
+                    ReadRule::Ahead => queued.sum::<usize>() < READ_AHEAD,
+                    ReadRule::Stop => false,
+                };
+                if read {
+                    steps.push(Step::Read(Peer(index)));
+                } else {
+                    conn.asleep = true;
+                }
             }
             if conn.dirty && !conn.stuck {
                 steps.push(Step::Output(Peer(index)));
@@ -203,6 +202,7 @@ impl World {
             core.engine.frame(conn.id, frame, now);
             core.awake = true;
         }
+        conn.left_over = !conn.frames.is_empty();
         for frame in &mut conn.frames {
             if frame.pins_much() {
                 *frame = frame.compact(Some(accounting.clone()));
@@ -277,6 +277,12 @@ impl World {
                 if self.conns[peer].stuck {
                     self.cores[usize::from(index)].engine.blocked(id, now);
                 }
+            }
+        }
+        for id in effects.resumed {
+            if let Some(peer) = self.peer_of(index, id) {
+                self.conns[peer].asleep = false;
+                self.conns[peer].left_over = false;
             }
         }
         for id in effects.close {

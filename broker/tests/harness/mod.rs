@@ -159,6 +159,10 @@ pub struct Conn {
     /// The engine said there is output.
     dirty: bool,
     close_asked: bool,
+    /// Its socket was found not to be read: as in the runtime it is looked at again when the session says so.
+    asleep: bool,
+    /// Decoded frames were left over, which go on when the session says so.
+    left_over: bool,
     /// The engine knows this connection.
     pub open: bool,
     /// The client's end does not read.
@@ -362,6 +366,8 @@ impl World {
             received: VecDeque::new(),
             dirty: false,
             close_asked: false,
+            asleep: false,
+            left_over: false,
             open: true,
             stuck: false,
         });
@@ -436,6 +442,14 @@ impl World {
             && self.cores[usize::from(conn.core)]
                 .engine
                 .wants_frames(conn.id)
+    }
+
+    /// What the runtime says while it does not read a socket, or not so far that it would see a sign of life.
+    pub fn excuse(&mut self, peer: Peer) {
+        let conn = &self.conns[peer.0];
+        self.cores[usize::from(conn.core)]
+            .engine
+            .excused(conn.id, self.now);
     }
 
     pub fn engine(&self, core: CoreId) -> &Engine {

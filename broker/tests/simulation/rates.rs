@@ -160,6 +160,35 @@ fn ping_flow_and_ack_pass_publishes_that_a_rate_holds() {
     );
 }
 
+/// What is left of a hold may be a rate alone. Nothing else wakes the socket then: the session has to, or a PING waits as long as the rate.
+#[test]
+fn a_hold_that_shrinks_to_a_rate_is_read_ahead_at_once() {
+    let mut world = world(|config| {
+        config.settings.max_publish_rate_per_topic_in_messages = 1;
+        config.settings.max_pending_publish_requests_per_connection = 1;
+    });
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, "t", 1);
+    world.disk_paused = true;
+    client.send_batch(&mut world, 1, 0, 1000, "x");
+    world.run_until_idle();
+    assert_eq!(held(&world, 0, Reason::PendingRequests), 1);
+    client.say(&mut world, &say::ping());
+    world.run_until_idle();
+    client.listen(&mut world);
+    assert_eq!(
+        client.kinds(),
+        [],
+        "it is not read: its SEND has no receipt"
+    );
+    world.disk_paused = false;
+    world.run_until_idle();
+    assert_eq!(held(&world, 0, Reason::PendingRequests), 0);
+    assert_eq!(held(&world, 0, Reason::TopicRate), 1);
+    client.listen(&mut world);
+    assert_eq!(client.kinds(), [Type::SendReceipt, Type::Pong]);
+}
+
 #[test]
 fn the_broker_rate_is_shared_by_all_cores() {
     let mut world = world(|config| {

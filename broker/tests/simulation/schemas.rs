@@ -641,3 +641,23 @@ fn questions_that_wait_for_the_store_are_bounded_in_number_and_in_bytes() {
         );
     }
 }
+
+/// Properties take memory even if there is nothing in them: a frame holds hundreds of thousands of such, and versions are kept.
+#[test]
+fn empty_properties_count() {
+    let mut world = world();
+    let topic = world.topic_on(0, "t");
+    let mut client = Client::connect(&mut world, 0);
+    let empty = proto::KeyValue {
+        key: String::new(),
+        value: String::new(),
+    };
+    let mut many = of(SchemaType::String);
+    many.properties = vec![empty.clone(); 100_000];
+    assert_eq!(
+        open(&mut world, &mut client, &topic, 1, Some(many.clone())),
+        Err(REFUSED)
+    );
+    many.properties = vec![empty; 100];
+    open(&mut world, &mut client, &topic, 1, Some(many)).unwrap();
+}

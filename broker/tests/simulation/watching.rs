@@ -313,3 +313,19 @@ fn without_the_setting_watchers_are_neither_offered_nor_taken() {
     client.say(&mut world, &watch_command(5, 1, NAMESPACE, A, None));
     assert_eq!(client.error(&mut world, 5).0, ServerError::NotAllowedError);
 }
+
+/// A watcher keeps its namespace: a name that no namespace can have is not taken.
+#[test]
+fn a_namespace_has_a_bound() {
+    let mut world = world();
+    for (length, fits) in [(1024, true), (1025, false)] {
+        let mut client = Client::connect(&mut world, 0);
+        let namespace = format!("public/{}", "n".repeat(length));
+        client.say(&mut world, &watch_command(1, 1, &namespace, A, None));
+        world.run_until_idle();
+        assert_eq!(world.is_open(client.peer), fits);
+        if fits {
+            client.expect(&mut world, Type::WatchTopicListSuccess);
+        }
+    }
+}

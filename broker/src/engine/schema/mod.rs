@@ -203,10 +203,11 @@ impl Schema {
         }
     }
 
-    /// Bytes that it takes.
+    /// Bytes that it takes in memory, about: a property without key or value takes some as well.
     pub fn size(&self) -> usize {
         let properties = self.properties.iter();
-        self.data.len() + properties.map(|(k, v)| k.len() + v.len()).sum::<usize>()
+        let properties = properties.map(|pair| pair.0.len() + pair.1.len() + size_of_val(pair));
+        self.data.len() + properties.sum::<usize>()
     }
 
     /// Is the definition one of its type?

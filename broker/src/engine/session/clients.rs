@@ -1,6 +1,6 @@
 //! The session's producers and consumers: opening, closing, and what their topics say of them.
 
-use super::{Client, ClientState, Session};
+use super::{Client, ClientState, ClosedByBroker, Session};
 use crate::engine::context::Context;
 use crate::engine::message::{
     AccessMode, ClientRef, KeySharedMeta, Message, OpenConsumer, OpenProducer, OpenSchema, SubType,
@@ -180,13 +180,16 @@ impl Session {
         let core = cx.core_of_shard(topic.shard(cx.shards));
         let volatile = topic.domain() == Domain::NonPersistent;
         let client = self.next_client(id);
-        self.closed_by_broker.remove(&id);
+        if let Some(closed) = self.closed_by_broker.get_mut(&id) {
+            closed.open_again = true;
+        }
         self.producers.insert(
             id,
             Client {
                 incarnation: client.incarnation,
                 core,
                 volatile,
+                unwritten: 0,
                 state: ClientState::Opening,
             },
         );
@@ -294,6 +297,7 @@ impl Session {
                 incarnation: client.incarnation,
                 core,
                 volatile,
+                unwritten: 0,
                 state: ClientState::Opening,
             },
         );
@@ -437,7 +441,12 @@ impl Session {
                         if self.closed_by_broker.len() >= MAX_CLOSED_BY_BROKER {
                             self.closed_by_broker.pop_first();
                         }
-                        self.closed_by_broker.insert(id, until);
+                        let closed = ClosedByBroker {
+                            incarnation: client.incarnation,
+                            until,
+                            open_again: false,
+                        };
+                        self.closed_by_broker.insert(id, closed);
                         self.tell_closed(cx, &reply::close_producer(id));
                     }
                 }
@@ -445,11 +454,6 @@ impl Session {
                     self.out.encode(|buf| encode::success(buf, request_id));
                     self.touch(cx);
                 }
-            }
-            Message::NoSuchProducer { .. }
-                if current(&self.producers) || !self.closed_by_broker.contains_key(&id) =>
-            {
-                self.protocol_error(cx);
             }
             Message::ConsumerOpened { request_id, .. } => {
                 if let Some(entry) = self
@@ -498,8 +502,6 @@ impl Session {
                 if current(&self.consumers)
                     && let Some(gone) = self.consumers.remove(&id)
                 {
-                    self.unwritten
-                        .retain(|(c, _, _)| c.incarnation != client.incarnation);
                     // The answer to a SUBSCRIBE that is still open says it; a notice before it would seem to be about another consumer.
                     if by_broker && !matches!(gone.state, ClientState::Opening) {
                         self.tell_closed(cx, &reply::close_consumer(id));
@@ -511,6 +513,14 @@ impl Session {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// A SEND has met no producer. One that crosses our CLOSE_PRODUCER is dropped.
+    pub(super) fn no_such_producer(&mut self, cx: &mut Context, client: ClientRef) {
+        let closed = self.closed_by_broker.get(&client.id);
+        if closed.is_none_or(|closed| closed.incarnation != client.incarnation) {
+            self.protocol_error(cx);
         }
     }
 

@@ -8,6 +8,7 @@ use vela_proto::{self as proto, ServerError, command_get_topics_of_namespace::Mo
 use super::{Session, Sessions, Stage, WRITTEN_BELOW};
 use crate::engine::context::Context;
 use crate::engine::message::{CoreId, Message};
+use crate::engine::name::MAX_ENTITY;
 use crate::engine::reply;
 use crate::engine::time::Now;
 use crate::engine::watch::{
@@ -64,9 +65,10 @@ impl Listing {
 /// The watchers of a session, by the ids that its client chose.
 pub(super) type Watchers = BTreeMap<u64, Watcher>;
 
-/// A namespace as lists name it: `tenant/namespace`.
+/// A namespace as lists name it: `tenant/namespace`. Watchers keep it, so it has a bound: that of the names of topics.
 fn is_namespace(text: &str) -> bool {
-    matches!(text.split('/').collect::<Vec<_>>().as_slice(), [tenant, namespace] if !tenant.is_empty() && !namespace.is_empty())
+    let fits = |part: &str| (1..=MAX_ENTITY).contains(&part.len());
+    matches!(text.split('/').collect::<Vec<_>>().as_slice(), [tenant, namespace] if fits(tenant) && fits(namespace))
 }
 
 impl Session {

@@ -7,6 +7,7 @@
 mod clients;
 mod commands;
 mod listing;
+mod liveness;
 mod lookup;
 mod outbound;
 mod peers;
@@ -23,6 +24,7 @@ use vela_codec::{Frame, encode, hot};
 use vela_proto::{BaseCommand, ServerError, base_command::Type};
 
 use self::listing::{Listing, Watchers};
+use self::liveness::Liveness;
 use self::throttling::Holds;
 use self::turns::Turns;
 use super::context::{ConnId, Context};
@@ -67,7 +69,19 @@ struct Client {
     core: CoreId,
     /// Its topic is non-persistent.
     volatile: bool,
+    /// Bytes delivered to it and not yet written to the socket.
+    unwritten: u32,
     state: ClientState,
+}
+
+/// A producer that the broker closed.
+#[derive(Copy, Clone, Debug)]
+struct ClosedByBroker {
+    incarnation: u32,
+    /// SENDs are dropped until this time, monotonic milliseconds.
+    until: u64,
+    /// The client has opened its id again: SENDs are the new one's.
+    open_again: bool,
 }
 
 impl Client {
@@ -89,8 +103,8 @@ pub(super) struct Session {
     client_version: String,
     producers: BTreeMap<u64, Client>,
     consumers: BTreeMap<u64, Client>,
-    /// Producers that the broker closed: SENDs that cross the notice are dropped until the time given.
-    closed_by_broker: BTreeMap<u64, u64>,
+    /// Producers that the broker closed: SENDs that cross the notice are dropped for a while.
+    closed_by_broker: BTreeMap<u64, ClosedByBroker>,
     next_incarnation: u32,
     pending_publishes: u32,
     /// Those of them that go to non-persistent topics.
@@ -99,12 +113,9 @@ pub(super) struct Session {
     reading: bool,
     out: OutBuf,
     dirty: bool,
-    /// Bytes delivered per consumer and not yet written to the socket.
-    unwritten: Vec<(ClientRef, CoreId, u32)>,
-    next_keep_alive: u64,
-    pinged: bool,
-    /// Topics that want to know whether the peer is alive: probe, core, deadline.
-    probes: Vec<(u64, CoreId, u64)>,
+    /// Consumers with delivered bytes that are not yet written to the socket, and perhaps some that are gone.
+    unwritten: Vec<u64>,
+    liveness: Liveness,
     /// PARTITIONED_METADATA that topics' cores have not answered: may a missing topic be made?
     inquiries: BTreeMap<u64, bool>,
     /// One list of topics at a time: it may be long, and the question is short. Frames wait for its answer.
@@ -263,9 +274,7 @@ impl Sessions {
             out: OutBuf::default(),
             dirty: false,
             unwritten: Vec::new(),
-            next_keep_alive: now.ms + interval,
-            pinged: false,
-            probes: Vec::new(),
+            liveness: Liveness::new(now, now.ms + interval),
             inquiries: BTreeMap::new(),
             listing: None,
             asks_schema: false,
@@ -293,10 +302,7 @@ impl Sessions {
         let Some(session) = self.get(conn.slot, conn.generation) else {
             return;
         };
-        session.pinged = false;
-        for (probe, core, _) in session.probes.drain(..) {
-            cx.post(core, Message::Probed { probe, alive: true });
-        }
+        session.heard(cx, now);
         let kind = hot::command_type(frame.command()).ok();
         let cost = kind.map_or(0, turns::cost);
         if cost > 0 && cx.turn_units == 0 && session.stage == Stage::Connected {
@@ -349,17 +355,16 @@ impl Sessions {
         session.stage = Stage::Closing;
         session.end_holds(cx);
         session.forget_watchers(cx);
+        // Those whose close waits for the disk as well: nobody is left to hear of it, and their names are to be free.
         for (id, client) in std::mem::take(&mut session.producers) {
-            if !matches!(client.state, ClientState::Closing) {
-                let client_ref = session.client_ref(&client, id);
-                cx.post(
-                    client.core,
-                    Message::CloseProducer {
-                        client: client_ref,
-                        request_id: None,
-                    },
-                );
-            }
+            let client_ref = session.client_ref(&client, id);
+            cx.post(
+                client.core,
+                Message::CloseProducer {
+                    client: client_ref,
+                    request_id: None,
+                },
+            );
         }
         for (id, client) in std::mem::take(&mut session.consumers) {
             if !matches!(client.state, ClientState::Closing) {
@@ -373,16 +378,7 @@ impl Sessions {
                 );
             }
         }
-        // Behind the closes, so that the holder of a name is gone when the answer arrives.
-        for (probe, core, _) in session.probes.drain(..) {
-            cx.post(
-                core,
-                Message::Probed {
-                    probe,
-                    alive: false,
-                },
-            );
-        }
+        session.end_probes(cx);
     }
 
     /// Output was written: deliveries count as written, and a peer that reads again is served again.
@@ -395,10 +391,22 @@ impl Sessions {
             session.out.release_idle();
         }
         if session.out.len() <= WRITTEN_BELOW {
-            for (client, core, bytes) in session.unwritten.drain(..) {
-                cx.post(core, Message::Written { client, bytes });
+            for id in session.unwritten.drain(..) {
+                let Some(consumer) = session.consumers.get_mut(&id) else {
+                    continue;
+                };
+                let bytes = std::mem::take(&mut consumer.unwritten);
+                if bytes > 0 {
+                    let client = ClientRef {
+                        session: session.me,
+                        incarnation: consumer.incarnation,
+                        id,
+                    };
+                    cx.post(consumer.core, Message::Written { client, bytes });
+                }
             }
         }
+        session.heard_by_output(cx, now);
         session.holds.outbound.unblock();
         let due = session.tell_watchers(cx, now);
         session.watch_output(cx, now);
@@ -454,6 +462,17 @@ impl Sessions {
                 if session.answered(cx, &send) {
                     Self::settle(session, cx, now);
                 }
+            }
+            Message::NoSuchProducer { send } => {
+                // It has no answer, and waits for none.
+                cx.pending_bytes = cx.pending_bytes.saturating_sub(u64::from(send.bytes));
+                self.reconsider_bytes(cx, now);
+                let Some(session) = self.find(send.client.session) else {
+                    return;
+                };
+                session.answered(cx, &send);
+                session.no_such_producer(cx, send.client);
+                Self::settle(session, cx, now);
             }
             Message::Acked {
                 client,
@@ -533,7 +552,6 @@ impl Sessions {
             | Message::ProducerQueued { client, .. }
             | Message::ProducerRefused { client, .. }
             | Message::ProducerClosed { client, .. }
-            | Message::NoSuchProducer { client }
             | Message::ConsumerOpened { client, .. }
             | Message::ConsumerRefused { client, .. }
             | Message::ActiveConsumerChange { client, .. }
@@ -546,94 +564,6 @@ impl Sessions {
         };
         session.client_changed(cx, client, message, now);
         Self::settle(session, cx, now);
-    }
-
-    fn probe(&mut self, cx: &mut Context, target: SessionRef, probe: u64, from: CoreId, now: Now) {
-        let timeout = u64::from(cx.settings.connection_liveness_check_timeout_millis);
-        let Some(session) = self.find(target) else {
-            return cx.post(
-                from,
-                Message::Probed {
-                    probe,
-                    alive: false,
-                },
-            );
-        };
-        // A session that is held does not read: its silence says nothing.
-        if session.stage != Stage::Connected
-            || session.version < 1
-            || timeout == 0
-            || session.read_rule() == throttling::ReadRule::Stop
-        {
-            return cx.post(from, Message::Probed { probe, alive: true });
-        }
-        let deadline = now.ms + timeout;
-        session.probes.push((probe, from, deadline));
-        session.out.encode(encode::ping);
-        session.touch(cx);
-        self.timers
-            .insert((deadline, target.slot, target.generation));
-    }
-
-    pub(super) fn next_wakeup(&self) -> Option<u64> {
-        self.timers.first().map(|(at, _, _)| *at)
-    }
-
-    /// Keep-alive and probe deadlines.
-    pub(super) fn tick(&mut self, cx: &mut Context, now: Now) {
-        let interval = u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
-        while let Some(&(at, slot, generation)) = self.timers.first() {
-            if at > now.ms {
-                break;
-            }
-            self.timers.pop_first();
-            let Some(session) = self.get(slot, generation) else {
-                continue;
-            };
-            if session.end_pause(cx, now) {
-                Self::settle(session, cx, now);
-            }
-            let due = session.tell_watchers(cx, now);
-            if session
-                .probes
-                .iter()
-                .any(|(_, _, deadline)| *deadline <= now.ms)
-            {
-                session.close(cx);
-            }
-            if let Some(due) = due {
-                self.timers.insert((due, slot, generation));
-            }
-            let Some(session) = self.get(slot, generation) else {
-                continue;
-            };
-            if session.stage == Stage::Closing || interval == 0 || session.next_keep_alive > now.ms
-            {
-                continue;
-            }
-            session.closed_by_broker.retain(|_, until| *until > now.ms);
-            if session.stage == Stage::Start
-                || (session.pinged && session.read_rule() != throttling::ReadRule::Stop)
-            {
-                session.close(cx);
-                continue;
-            }
-            if session.version >= 1 {
-                session.pinged = true;
-                session.out.encode(encode::ping);
-                session.touch(cx);
-            }
-            session.next_keep_alive = now.ms + interval;
-            let next = session.next_keep_alive;
-            self.timers.insert((next, slot, generation));
-        }
-    }
-
-    /// Silence of this peer is not its own.
-    pub(super) fn excused(&mut self, conn: ConnId) {
-        if let Some(session) = self.get(conn.slot, conn.generation) {
-            session.pinged = false;
-        }
     }
 
     /// Asks every session to end.
@@ -672,18 +602,16 @@ impl Session {
             .encode(|buf| encode::message_head(buf, &head, delivery.data.len()));
         let cost = delivery.data.len() + crate::engine::topic::ENTRY_COST;
         self.out.push(delivery.data);
+        if self.holds.outbound.is_blocked() {
+            self.out.own();
+        }
         cx.counters.messages_out += u64::from(delivery.permits);
         cx.counters.bytes_out += (self.out.len() - before) as u64;
-        match self
-            .unwritten
-            .iter_mut()
-            .find(|(c, _, _)| c.incarnation == client.incarnation)
-        {
-            Some((_, _, bytes)) => *bytes = bytes.saturating_add(cost as u32),
-            None => {
-                let core = self.consumers.get(&client.id).map_or(cx.core, |c| c.core);
-                self.unwritten.push((client, core, cost as u32));
+        if let Some(consumer) = self.consumers.get_mut(&client.id) {
+            if consumer.unwritten == 0 {
+                self.unwritten.push(client.id);
             }
+            consumer.unwritten = consumer.unwritten.saturating_add(cost as u32);
         }
         self.touch(cx);
     }

@@ -153,6 +153,7 @@ impl Sessions {
     pub(in crate::engine) fn blocked(&mut self, cx: &mut Context, conn: ConnId, now: Now) {
         if let Some(session) = self.get(conn.slot, conn.generation) {
             session.holds.outbound.blocked = true;
+            session.out.own();
             session.watch_output(cx, now);
         }
     }
@@ -175,6 +176,11 @@ impl Sessions {
 }
 
 impl Outbound {
+    /// The socket took no more when last tried.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
     /// Some of the output went out.
     pub(super) fn unblock(&mut self) {
         self.blocked = false;

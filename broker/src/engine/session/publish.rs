@@ -23,7 +23,7 @@ impl Session {
             if self
                 .closed_by_broker
                 .get(&send.producer_id)
-                .is_some_and(|until| *until > now.ms)
+                .is_some_and(|closed| closed.until > now.ms && !closed.open_again)
             {
                 return;
             }

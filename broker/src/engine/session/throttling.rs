@@ -45,6 +45,12 @@ pub enum ReadRule {
     Stop,
 }
 
+/// Whether a PONG may stand among frames that wait for a rate: it has passed all SENDs, and passes nothing else.
+pub(in crate::engine) fn may_hide_life(frames: &VecDeque<Frame>) -> bool {
+    let is_send = |frame: &Frame| hot::command_type(frame.command()) == Ok(Type::Send);
+    !frames.iter().all(is_send)
+}
+
 impl Session {
     /// Is a question open that the next frames wait for?
     fn awaits_answer(&self) -> bool {

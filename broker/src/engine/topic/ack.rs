@@ -114,15 +114,18 @@ impl Topics {
         if id.position > topic.confirmed {
             return Some((ServerError::UnknownError, BEYOND));
         }
-        if id.ack_set.len() > UNCHECKED_WORDS {
-            return Some((ServerError::UnknownError, WIDE_SET));
-        }
+        let words = id.ack_set.len();
+        let wide = words > UNCHECKED_WORDS
+            && (words > MAX_WORDS
+                || stored_batch_size(&topic.state, seat, id.position)
+                    .is_none_or(|size| words > size.div_ceil(64) as usize));
+        let wide = wide.then_some((ServerError::UnknownError, WIDE_SET));
         let before = mark_delete(&topic.state, sub);
-        let id = if is_partial(cx, &id.ack_set) {
-            // Without acknowledgment of batch indexes the batch stays, and what is in front of it goes.
+        let id = if wide.is_some() || is_partial(cx, &id.ack_set) {
+            // Without acknowledgment of batch indexes the batch stays, and what is in front of it goes. Likewise if its set is not taken.
             let position = topic.state.ledgers.prev(id.position);
             if position <= before {
-                return None;
+                return wide;
             }
             &AckedId {
                 position,
@@ -155,7 +158,8 @@ impl Topics {
         if before.ledger != after.ledger {
             topic.trim(seat, now);
         }
-        outcome.err().map(|_| (ServerError::UnknownError, BEHIND))
+        let behind = outcome.err().map(|_| (ServerError::UnknownError, BEHIND));
+        behind.or(wide)
     }
 
     fn ack_individually(
@@ -217,7 +221,11 @@ impl Topics {
                 .acks(&topic.state)
                 .ack_set(id.position)
                 .map(<[i64]>::to_vec);
-            let released = sub.release(id.position, outcome.newly_acked, open.as_deref());
+            // What a reader holds of a ledger that is gone is done with.
+            let done = outcome.newly_acked
+                || (sub.pending.get(id.position).is_some()
+                    && !topic.state.ledgers.contains(id.position));
+            let released = sub.release(id.position, done, open.as_deref());
             messages += u64::from(released.messages);
             unblocked |= released.lets_go;
             if let Some(owner) = released.holder

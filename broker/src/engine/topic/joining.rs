@@ -286,6 +286,15 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return;
         };
+        let Some(sub) = topic.subs.get_mut(sub_slot as usize) else {
+            return;
+        };
+        // What it had out counts no more, which may let others go on.
+        sub.pending.clear();
+        self.settle_unacked(cx, slot, sub_slot);
+        let Some(topic) = self.topics.get_mut(slot as usize) else {
+            return;
+        };
         let Some(mut sub) = topic.subs.try_remove(sub_slot as usize) else {
             return;
         };

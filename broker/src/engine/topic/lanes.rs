@@ -44,6 +44,8 @@ pub(super) enum Pending {
     Post { core: CoreId, message: Box<Message> },
     /// Nothing in front of this names a deleted topic's slot any more.
     Vacate { topic: u32 },
+    /// What has let go of these segments is in front of this.
+    Drop { segments: Vec<u64> },
 }
 
 /// A log lane and its queue. The queue is bounded by the lane: what is appended and not durable is.
@@ -90,6 +92,10 @@ impl LaneSeat {
 
     /// Appends a record that nobody waits for by itself.
     pub(super) fn append(&mut self, record: &Record<'_>) {
+        if self.is_broken() {
+            // It would only take memory, and at its bound hold whoever acknowledges, for good.
+            return;
+        }
         match self.lane.append(record) {
             Ok(appended) => self.last_seq = appended.seq,
             // Names and lists are bounded by the frame they came in, which is what the lane's limit is made for.
@@ -130,7 +136,7 @@ impl LaneSeat {
 
     /// Whether those who add to the log must wait.
     pub(super) fn is_full(&self) -> bool {
-        self.lane.is_full() || self.pending.len() >= MAX_PENDING
+        !self.is_broken() && (self.lane.is_full() || self.pending.len() >= MAX_PENDING)
     }
 
     /// Counts a session as held by this lane; false if it is already.
@@ -163,7 +169,7 @@ impl LaneSeat {
     }
 
     pub(super) fn everything_durable(&self) -> bool {
-        self.pending.is_empty() && self.last_seq <= self.lane.durable_seq()
+        !self.is_broken() && self.pending.is_empty() && self.last_seq <= self.lane.durable_seq()
     }
 }
 
@@ -303,7 +309,7 @@ impl Topics {
             && *seq <= durable
             && let Some((_, pending)) = seat.pending.pop_front()
         {
-            self.settle(cx, pending);
+            self.settle(cx, shard, pending);
         }
         let Some(seat) = self.lanes.get_mut(index) else {
             return;
@@ -318,7 +324,7 @@ impl Topics {
         }
     }
 
-    fn settle(&mut self, cx: &mut Context, pending: Pending) {
+    fn settle(&mut self, cx: &mut Context, shard: u32, pending: Pending) {
         match pending {
             Pending::Receipt {
                 send,
@@ -337,6 +343,7 @@ impl Topics {
             }
             Pending::Post { core, message } => self.answer(cx, core, *message),
             Pending::Vacate { topic } => self.vacate(topic),
+            Pending::Drop { segments } => cx.effects.drop_segments.push((shard, segments)),
         }
     }
 
@@ -374,8 +381,10 @@ impl Topics {
                 }
                 Pending::Post { core, message } => self.answer_lost(cx, core, *message),
                 other @ (Pending::Refused { .. } | Pending::Vacate { .. }) => {
-                    self.settle(cx, other)
+                    self.settle(cx, shard, other)
                 }
+                // What let go of them is lost, perhaps.
+                Pending::Drop { .. } => {}
             }
         }
         let Some(seat) = self.lanes.get_mut(index) else {
@@ -478,7 +487,8 @@ impl Topics {
         }
     }
 
-    /// A checkpoint is safe: segments that it covers and that no entry lives in are dropped.
+    /// A checkpoint is safe: segments that it covers and that no entry lives in are dropped, as soon as all that has let go of entries
+    /// (acknowledgments, deletions) is durable too. What is lost in a crash would let them live again.
     pub(crate) fn checkpoint_done(
         &mut self,
         cx: &mut Context,
@@ -509,8 +519,14 @@ impl Topics {
             .filter(|segment| segment.last_seq <= seq && !lives(segment))
             .map(|segment| segment.id)
             .collect();
-        if !dead.is_empty() {
-            cx.effects.drop_segments.push((shard, dead));
+        if dead.is_empty() {
+            return;
+        }
+        match self.lanes.get_mut(index) {
+            Some(seat) if !seat.everything_durable() => {
+                seat.push_behind(Pending::Drop { segments: dead });
+            }
+            _ => cx.effects.drop_segments.push((shard, dead)),
         }
     }
 

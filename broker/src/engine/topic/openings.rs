@@ -144,6 +144,11 @@ impl Topics {
         }
         *waiting = waiting.saturating_add(weight(&message));
         if *waiting > MAX_WAITING {
+            if let Message::Publish { send, .. } = &message {
+                // It is not among what waits, so nobody else takes its weight back.
+                let send = *send;
+                cx.post(client.session.core, Message::NoSuchProducer { send });
+            }
             cx.post(
                 client.session.core,
                 Message::Disconnect {
@@ -272,11 +277,16 @@ impl Topics {
         let Some(Seat::Waiting { later, .. }) = self.clients.remove(&client.key()) else {
             return;
         };
-        if later
-            .iter()
-            .any(|message| matches!(message, Message::Publish { .. }))
-        {
-            return cx.post(client.session.core, Message::NoSuchProducer { client });
+        let sends = later.iter().filter_map(|message| match message {
+            Message::Publish { send, .. } => Some(*send),
+            _ => None,
+        });
+        let sends: Vec<SendId> = sends.collect();
+        if !sends.is_empty() {
+            for send in sends {
+                cx.post(client.session.core, Message::NoSuchProducer { send });
+            }
+            return;
         }
         for message in later {
             self.message(cx, message, now);

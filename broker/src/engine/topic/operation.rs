@@ -17,6 +17,7 @@ use crate::store::log::{Position, Read, ReadHint, Record};
 
 /// Operations of one topic that wait for reads; more are refused.
 const MAX_OPERATIONS: usize = 1000;
+const DELETED: &str = "The subscription was deleted while its position was looked for";
 
 /// Something a topic is in the middle of.
 pub(super) enum Operation {
@@ -106,6 +107,9 @@ impl Topics {
                     return;
                 };
                 let to = topic.seek_position(position);
+                // Where another entry comes next, because the one that was meant is gone or not there, all of that one comes.
+                let meant = topic.state.ledgers.next(to) == Some(position);
+                let ack_set = if meant { ack_set } else { Vec::new() };
                 self.reset(slot, sub_slot, to, &ack_set);
                 self.finish_reset(cx, slot, sub_slot, now);
                 self.seek_answer(cx, slot, client, request_id);
@@ -341,6 +345,24 @@ impl Topics {
         Step::Done
     }
 
+    /// Answers whoever looked for a place in a subscription that was deleted meanwhile.
+    fn refuse_find(&mut self, cx: &mut Context, client: ClientRef, request_id: u64, then: Then) {
+        let error = ServerError::MetadataError;
+        match then {
+            Then::Seek => self.reply_error(cx, client, request_id, error, DELETED),
+            Then::Rollback => {
+                let message = DELETED.into();
+                let refused = Message::ConsumerRefused {
+                    client,
+                    request_id,
+                    error,
+                    message,
+                };
+                cx.post(client.session.core, refused);
+            }
+        }
+    }
+
     fn poll_find(
         &mut self,
         cx: &mut Context,
@@ -369,7 +391,9 @@ impl Topics {
             .get(*sub as usize)
             .is_some_and(|sub| sub.reset_for == Some(client.key()));
         if !same {
-            // The subscription went meanwhile, and its client with it; its slot may be somebody else's.
+            // The subscription went meanwhile; its slot may be somebody else's.
+            let (client, request_id, then) = (*client, *request_id, *then);
+            self.refuse_find(cx, client, request_id, then);
             return Step::Done;
         }
         let Some(to) = search.poll(topic, seat) else {

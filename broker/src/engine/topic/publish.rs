@@ -77,7 +77,7 @@ impl Topics {
             producer,
         }) = self.clients.get(&client.key())
         else {
-            return cx.post(client.session.core, Message::NoSuchProducer { client });
+            return cx.post(client.session.core, Message::NoSuchProducer { send });
         };
         let (slot, producer) = (*slot, *producer);
         let Some(topic) = self.topics.get_mut(slot as usize) else {

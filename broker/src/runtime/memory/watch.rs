@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Intake, Memory};
+use super::{Intake, Memory, READ_AHEAD};
 use crate::runtime::conn::{Conn, State};
 use crate::runtime::core::Core;
 use crate::runtime::port::{CoreEngine, Now, Output, ReadRule, Storage};
@@ -79,27 +79,28 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             watch.seen.1 += self.engine.output(id).map_or(0, |output| output.queued());
             let rule = self.engine.read_rule(id);
             let stops = rule != ReadRule::Read;
-            // A PONG may stand behind what a rate holds.
-            let behind = !conn.queue.is_empty() || !conn.decoder.is_between_frames();
-            let unheard = conn.inbound.held || rule == ReadRule::Ahead && behind;
+            let unheard = mail_stuck
+                || conn.inbound.held
+                || match rule {
+                    ReadRule::Read => false,
+                    ReadRule::Ahead => conn.may_hide_life(&self.engine),
+                    ReadRule::Stop => true,
+                };
+            if unheard {
+                self.engine.excused(id, now);
+            }
             let claim = conn.inbound.claim;
             let waits = conn.inbound.listed || claim.is_some_and(|claim| !claim.granted);
-            if stops || waits || conn.inbound.held {
+            if stops || waits || conn.inbound.held || mail_stuck {
                 held.push(key);
             } else {
                 conn.inbound.left = false;
             }
             if conn.decoder.is_between_frames() {
-                if unheard {
-                    self.engine.excused(id, now);
-                }
                 continue;
             }
             if mail_stuck || waits || stops {
                 conn.excuse(now);
-                if unheard {
-                    self.engine.excused(id, now);
-                }
                 continue;
             }
             if now.ms.saturating_sub(conn.inbound.moved_ms) >= self.memory.intake.frame_timeout_ms {
@@ -162,6 +163,16 @@ impl<E: CoreEngine, S: Storage<E>> Core<E, S> {
             }
             self.drop_conn(*key, now);
         }
+    }
+}
+
+impl Conn {
+    /// Whether a sign of life may be there unseen although the connection is read ahead: in or behind the frame that is coming in, behind a
+    /// waiting frame that nothing passes, or in the socket where enough is waiting already.
+    fn may_hide_life<E: CoreEngine>(&self, engine: &E) -> bool {
+        !self.decoder.is_between_frames()
+            || engine.may_hide_life(&self.queue)
+            || self.queued() >= READ_AHEAD && self.has_unread()
     }
 }
 

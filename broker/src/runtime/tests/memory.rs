@@ -6,7 +6,7 @@ use super::echo::*;
 use super::network::eventually;
 use crate::runtime::memory::Intake;
 use crate::runtime::port::*;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -20,6 +20,8 @@ const KEEP: u8 = b'k';
 const TWICE: u8 = b't';
 /// The frame is forgotten, and the connection closed.
 const END: u8 = b'e';
+/// Nothing passes the frame.
+const HIDE: u8 = b'h';
 const NONE: u8 = 99;
 
 /// Large enough that two of them fill the receive buffer's first size and are not worth copying out of it.
@@ -34,6 +36,11 @@ struct Script {
     kept: VecDeque<Frame>,
     releases: Vec<Reason>,
     close: bool,
+    /// Whoever a rate alone holds is read ahead.
+    ahead: bool,
+    /// Bytes that wait, and excuses, by connection.
+    queued: BTreeMap<u32, usize>,
+    excused: BTreeMap<u32, u64>,
 }
 
 struct Told {
@@ -69,8 +76,31 @@ impl CoreEngine for Told {
     fn read_rule(&mut self, conn: ConnId) -> ReadRule {
         match &self.peers[conn.slot as usize] {
             Some(throttle) if throttle.may_read() => ReadRule::Read,
+            Some(throttle) if throttle.only_rate() && self.script.lock().unwrap().ahead => {
+                ReadRule::Ahead
+            }
             _ => ReadRule::Stop,
         }
+    }
+
+    fn passing(&mut self, conn: ConnId, frames: &VecDeque<Frame>) -> Option<usize> {
+        let bytes = frames.iter().map(Frame::len).sum();
+        self.script.lock().unwrap().queued.insert(conn.slot, bytes);
+        None
+    }
+
+    fn may_hide_life(&self, frames: &VecDeque<Frame>) -> bool {
+        frames.iter().any(|frame| frame.command()[0] == HIDE)
+    }
+
+    fn excused(&mut self, conn: ConnId, _: Now) {
+        *self
+            .script
+            .lock()
+            .unwrap()
+            .excused
+            .entry(conn.slot)
+            .or_default() += 1;
     }
 
     fn frame(&mut self, conn: ConnId, frame: Frame, _: Now) {
@@ -369,6 +399,53 @@ fn a_peer_that_leaves_while_it_is_held_is_noticed_whatever_holds_it() {
         eventually("no memory is held", || stage.server.retained() == 0);
         stage.server.stop();
     }
+}
+
+/// A rate excuses the silence of a peer whose sign of life may have come unseen, and not that of one of which all has been read.
+#[test]
+fn silence_is_excused_where_a_sign_of_life_may_wait_unseen() {
+    let (rate, _) = reasons().find(|(_, r)| *r == Reason::TopicRate).unwrap();
+    let stage = Stage::with(Server::intake(Mode::Tracking, 0, 30_000));
+    stage.script.lock().unwrap().ahead = true;
+    let mut clients: Vec<Client> = (0..5).map(|_| stage.server.connect()).collect();
+    for client in &mut clients {
+        client.0.write_all(&frame(KEEP, rate, b'a', 100)).unwrap();
+    }
+    eventually("all are held", || stage.delivered() == [b'a'; 5]);
+    let queued = |slot: u32| stage.script.lock().unwrap().queued.get(&slot).copied();
+    let excused = |slot: u32| {
+        stage
+            .script
+            .lock()
+            .unwrap()
+            .excused
+            .get(&slot)
+            .copied()
+            .unwrap_or(0)
+    };
+    let [_, waiting, hiding, unfinished, full] = &mut clients[..] else {
+        panic!("five clients");
+    };
+    waiting.0.write_all(&frame(KEEP, NONE, b'b', 100)).unwrap();
+    hiding.0.write_all(&frame(HIDE, NONE, b'b', 100)).unwrap();
+    unfinished
+        .0
+        .write_all(&frame(KEEP, NONE, b'b', 100)[..50])
+        .unwrap();
+    // As much as is read ahead, and nothing else.
+    full.0.write_all(&frame(KEEP, NONE, b'b', 70_000)).unwrap();
+    eventually("they wait", || {
+        (1..3).all(|slot| queued(slot) > Some(0)) && queued(4) > Some(65_536)
+    });
+    let before = excused(4);
+    full.0.write_all(&frame(KEEP, NONE, b'c', 100)).unwrap();
+    eventually("they are excused", || {
+        excused(2) > 2 && excused(3) > 2 && excused(4) > before + 2
+    });
+    assert_eq!((excused(0), excused(1)), (0, 0), "looked at as often");
+    let first = clients.remove(0);
+    drop(clients);
+    stage.ends_empty(first);
 }
 
 #[test]

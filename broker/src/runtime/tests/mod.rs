@@ -9,6 +9,7 @@
 mod echo;
 mod memory;
 mod network;
+mod portion;
 mod pressure;
 mod stress;
 mod trickle;

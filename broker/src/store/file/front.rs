@@ -7,7 +7,8 @@ use bytes::Bytes;
 
 use super::super::chunk::{BufferPool, CHUNK_LEN_MAX, Chunk, ChunkBuilder, PAGE};
 use super::super::wal::{Checkpoint, Segment, Space, Wal, WalError, WalEvent};
-use super::helpers::{Chore, ReadJob};
+use super::helpers::ReadJob;
+use super::housekeeper::Chore;
 use super::manifest::Hole;
 use super::segment::SEGMENT_HEADER_LEN;
 use super::{FileWal, Known, SyncMode, Unacked};

@@ -32,6 +32,10 @@ pub enum Operation {
     },
     /// Make a new segment file.
     NewSegment,
+    /// Make a spare of a dropped segment.
+    Recycle,
+    /// A step of removing a file.
+    Remove,
     /// Write a checkpoint.
     Checkpoint,
     /// Write the manifest.
@@ -42,6 +46,11 @@ pub enum Operation {
 pub trait Faults: Send + Sync {
     /// An error is taken for the operation's own.
     fn before(&self, operation: Operation) -> io::Result<()>;
+
+    /// What to take for the room that is free, bytes; `None`: what the file system says.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Settings of a [`FileWal`](super::FileWal).
@@ -53,8 +62,14 @@ pub struct FileOptions {
     pub unacked_bytes_max: usize,
     /// Reads that may wait.
     pub reads_max: usize,
-    /// Dropped segment files kept to be used again; more are removed.
-    pub spares_max: usize,
+    /// Dropped segment files kept to be used again, bytes, at most: as many as the lane has opened of late, but always two. More are removed.
+    pub spares_bytes_max: u64,
+    /// Time after which a segment that was opened counts half as much for that.
+    pub spares_half_life: Duration,
+    /// Bytes of a file that are removed in one step.
+    pub remove_step: u64,
+    /// Pause behind each step, so that the disk gets on with other things.
+    pub remove_pause: Duration,
     /// When a chunk counts as durable.
     pub sync: SyncMode,
     /// How long closing waits for writes and for threads, which a slow disk may hold up.
@@ -71,7 +86,11 @@ impl Default for FileOptions {
             segment_bytes: 64 << 20,
             unacked_bytes_max: 32 << 20,
             reads_max: 256,
-            spares_max: 2,
+            spares_bytes_max: 2 << 30,
+            // Ledgers are rolled, and so dropped, every ten minutes at the earliest by default.
+            spares_half_life: Duration::from_secs(300),
+            remove_step: 4 << 20,
+            remove_pause: Duration::from_millis(20),
             sync: SyncMode::Always,
             close_wait: Duration::from_secs(1),
             wake: None,

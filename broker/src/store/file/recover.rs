@@ -9,6 +9,7 @@ use super::super::tail::{self, End, Seen};
 use super::super::wal::{TornTail, WalError};
 use super::helpers::{is_full, wal_error};
 use super::manifest::{Manifest, Seal};
+use super::removal::REMOVING_SUFFIX;
 use super::segment::{
     SEGMENT_HEADER_LEN, SegmentHeader, numbered, read_at, read_header, segment_path, sync_dir,
 };
@@ -187,6 +188,7 @@ fn list(dir: &Path) -> io::Result<(Vec<u64>, Vec<PathBuf>)> {
             || name == "manifest.tmp"
             || name == "reserve.tmp"
             || numbered(&name, ".zeroing").is_some()
+            || numbered(&name, REMOVING_SUFFIX).is_some()
         {
             fs::remove_file(entry.path())?;
         }

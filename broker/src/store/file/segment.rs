@@ -124,26 +124,74 @@ impl SegmentFile {
     }
 }
 
-fn open_direct(path: &Path, flags: OFlags, create: bool) -> io::Result<File> {
-    let open = |flags: OFlags| {
-        let mut options = OpenOptions::new();
-        options
-            .write(true)
-            .read(true)
-            .create(create)
-            .truncate(false);
-        options.custom_flags(flags.bits() as i32).open(path)
+/// How segment files are opened and written. A test plays file systems of other kinds with it.
+#[derive(Debug, Clone, Copy)]
+struct Calls {
+    /// Path, flags, and whether the file is made if it is missing.
+    open: fn(&Path, OFlags, bool) -> io::Result<File>,
+    write: fn(&File, &[u8], u64) -> io::Result<()>,
+}
+
+impl Calls {
+    const SYSTEM: Self = Self {
+        open: |path, flags, create| {
+            let mut options = OpenOptions::new();
+            options
+                .write(true)
+                .read(true)
+                .create(create)
+                .truncate(false);
+            options.custom_flags(flags.bits() as i32).open(path)
+        },
+        write: FileExt::write_all_at,
     };
-    match open(flags | OFlags::DIRECT) {
-        // The file system does not know direct IO.
-        Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => open(flags),
-        other => other,
+
+    /// With direct IO, if the file system knows it.
+    fn open_direct(self, path: &Path, flags: OFlags, create: bool) -> io::Result<File> {
+        match (self.open)(path, flags | OFlags::DIRECT, create) {
+            Err(e) if is_invalid(&e) => (self.open)(path, flags, create),
+            other => other,
+        }
     }
+
+    /// Opens a file and does `first` with it: with direct IO, or else, if the file system has it with another granularity than ours or not at
+    /// all, without. The other `flags` hold in either case.
+    fn open_for(
+        self,
+        path: &Path,
+        flags: OFlags,
+        create: bool,
+        first: impl Fn(&File) -> io::Result<()>,
+    ) -> io::Result<File> {
+        let file = self.open_direct(path, flags, create)?;
+        match first(&file) {
+            Err(e) if is_invalid(&e) => {
+                let file = (self.open)(path, flags, create)?;
+                first(&file).map(|()| file)
+            }
+            other => other.map(|()| file),
+        }
+    }
+}
+
+/// What the kernel says to direct IO that it cannot do.
+fn is_invalid(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
 }
 
 /// Turns the spare at `from` into the segment `header` names: header first, durable, then the name. So a file with a
 /// segment's name always had an intact header.
 pub(super) fn put_in_service(
+    dir: &Path,
+    from: &Path,
+    header: &SegmentHeader,
+    dsync: bool,
+) -> io::Result<SegmentFile> {
+    put_in_service_by(Calls::SYSTEM, dir, from, header, dsync)
+}
+
+fn put_in_service_by(
+    calls: Calls,
     dir: &Path,
     from: &Path,
     header: &SegmentHeader,
@@ -156,23 +204,13 @@ pub(super) fn put_in_service(
     };
     let mut page = AlignedBuf::new(SEGMENT_HEADER_LEN);
     page.put(0, &header.encode());
-    let mut file = open_direct(from, flags, false)?;
-    if let Err(e) = file.write_all_at(page.bytes(), 0) {
-        if e.raw_os_error() != Some(Errno::INVAL.raw_os_error()) {
-            return Err(e);
-        }
-        // Direct IO with another granularity than ours.
-        file = OpenOptions::new()
-            .write(true)
-            .read(true)
-            .custom_flags(flags.bits() as i32)
-            .open(from)?;
-        file.write_all_at(page.bytes(), 0)?;
-    }
+    let file = calls.open_for(from, flags, false, |file| {
+        (calls.write)(file, page.bytes(), 0)
+    })?;
     file.sync_data()?;
     let direct = rustix::fs::fcntl_getfl(&file)?.contains(OFlags::DIRECT);
     let plain = match dsync && direct {
-        true => Some(open_direct(from, OFlags::empty(), false)?),
+        true => Some(calls.open_direct(from, OFlags::empty(), false)?),
         false => None,
     };
     std::fs::rename(from, segment_path(dir, header.id))?;
@@ -187,18 +225,26 @@ pub(super) fn put_in_service(
 /// Makes a file of `len` zero bytes at `path`: really written, so that later writes neither extend it nor convert
 /// extents. Stops early, with an error, when `stop` says so.
 pub(super) fn zeroed(path: &Path, len: u64, stop: &AtomicBool) -> io::Result<()> {
-    let file = open_direct(path, OFlags::empty(), true)?;
+    zeroed_by(Calls::SYSTEM, path, len, stop)
+}
+
+fn zeroed_by(calls: Calls, path: &Path, len: u64, stop: &AtomicBool) -> io::Result<()> {
     let zeros = AlignedBuf::new(STEP);
-    let mut at = 0;
-    while at < len {
-        if stop.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::Interrupted.into());
+    let fill = |file: &File| {
+        let mut at = 0;
+        while at < len {
+            if stop.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let step = (len - at).min(STEP as u64) as usize;
+            (calls.write)(file, zeros.bytes().get(..step).unwrap_or_default(), at)?;
+            at += step as u64;
         }
-        let step = (len - at).min(STEP as u64) as usize;
-        file.write_all_at(zeros.bytes().get(..step).unwrap_or_default(), at)?;
-        at += step as u64;
-    }
-    file.sync_all()
+        Ok(())
+    };
+    calls
+        .open_for(path, OFlags::empty(), true, fill)?
+        .sync_all()
 }
 
 /// Makes renames and new names in `dir` durable.
@@ -314,6 +360,70 @@ mod tests {
                 at += pages * PAGE;
             }
             assert_eq!(std::fs::read(segment_path(dir.path(), id)).unwrap(), wanted);
+        }
+    }
+
+    fn direct(file: &File) -> bool {
+        rustix::fs::fcntl_getfl(file)
+            .unwrap()
+            .contains(OFlags::DIRECT)
+    }
+
+    /// No direct IO at all, as on some overlay and network file systems.
+    const NONE: Calls = Calls {
+        open: |path, flags, create| match flags.contains(OFlags::DIRECT) {
+            true => Err(Errno::INVAL.into()),
+            false => (Calls::SYSTEM.open)(path, flags, create),
+        },
+        write: Calls::SYSTEM.write,
+    };
+
+    /// Direct IO, but not with pages of 4096 bytes.
+    const OTHER: Calls = Calls {
+        open: Calls::SYSTEM.open,
+        write: |file, data, at| match direct(file) {
+            true => Err(Errno::INVAL.into()),
+            false => (Calls::SYSTEM.write)(file, data, at),
+        },
+    };
+
+    #[test]
+    fn without_our_direct_io_writes_are_still_durable_when_they_return() {
+        let dir = tempfile::tempdir().unwrap();
+        let (spare, len) = (dir.path().join("spare"), 4 * STEP as u64);
+        for (id, (calls, dsync)) in [NONE, OTHER, Calls::SYSTEM]
+            .into_iter()
+            .flat_map(|calls| [(calls, true), (calls, false)])
+            .enumerate()
+        {
+            zeroed_by(calls, &spare, len, &AtomicBool::new(false)).unwrap();
+            assert_eq!(std::fs::read(&spare).unwrap(), vec![0; len as usize]);
+            let header = SegmentHeader {
+                lane: 0,
+                id: id as u64,
+                epoch: 1,
+                first_seq: 1,
+            };
+            let segment = put_in_service_by(calls, dir.path(), &spare, &header, dsync).unwrap();
+            let flags = rustix::fs::fcntl_getfl(&segment.file).unwrap();
+            assert_eq!(flags.contains(OFlags::DSYNC), dsync, "case {id}");
+            // The first four cases are made without; whether the system has it is its own affair.
+            assert!(id >= 4 || !direct(&segment.file), "case {id}");
+            // A second descriptor would sync, and answer for, what the other writer has in the page cache.
+            let plain = segment.plain.as_ref();
+            assert_eq!(plain.is_some(), dsync && direct(&segment.file), "case {id}");
+            if let Some(plain) = plain {
+                let flags = rustix::fs::fcntl_getfl(plain).unwrap();
+                assert!(flags.contains(OFlags::DIRECT) && !flags.contains(OFlags::DSYNC));
+            }
+            let mut buf = AlignedBuf::new(2 * STEP);
+            buf.put(0, &vec![id as u8 + 1; 2 * STEP]);
+            segment.write(buf.bytes(), PAGE as u64).unwrap();
+            let path = segment_path(dir.path(), header.id);
+            let raw = std::fs::read(&path).unwrap();
+            assert_eq!(raw.get(PAGE..PAGE + 2 * STEP).unwrap(), buf.bytes());
+            let read = SegmentHeader::read(&File::open(&path).unwrap());
+            assert_eq!(read, Ok(header));
         }
     }
 }

@@ -18,7 +18,9 @@ use super::super::chunk::{BufferPool, ChunkBuilder, ChunkHeader, HEADER_LEN};
 use super::super::wal::{TornTail, Wake, Wal};
 use super::*;
 
+mod crash;
 mod faults;
+mod removal;
 
 use faults::broken;
 
@@ -594,105 +596,5 @@ proptest! {
         drop(wal);
         let (got, torn, _) = recover(data.path(), 3).unwrap();
         prop_assert_eq!((got, torn), (want, None));
-    }
-}
-
-/// What a crashing child writes into record `r` of chunk `seq`.
-fn crash_body(seq: u64, r: u64) -> Vec<u8> {
-    let len = (seq * 7919 + r * 104_729) % 9000;
-    (0..len).map(|i| (seq + r + i) as u8).collect()
-}
-
-/// The child of `a_killed_process_loses_nothing_it_acknowledged`: writes for ever, and says what is acknowledged.
-#[test]
-#[ignore = "run by another test, in a process of its own"]
-fn crash_child() {
-    let Some(data) = std::env::var_os("VELA_TEST_CRASH_DIR") else {
-        return;
-    };
-    let epoch = std::env::var("VELA_TEST_CRASH_EPOCH")
-        .unwrap()
-        .parse()
-        .unwrap();
-    let (mut wal, _) = open(Path::new(&data), epoch, small());
-    let (mut said, until) = (0, Instant::now() + 2 * LIMIT);
-    while Instant::now() < until {
-        while wal.next_seq() - wal.acked() < 6 {
-            let seq = wal.next_seq();
-            let bodies: Vec<_> = (0..seq % 4).map(|r| crash_body(seq, r)).collect();
-            let chunk = chunk(&wal, &bodies);
-            wal.submit(chunk).unwrap();
-        }
-        wal.poll(&mut Vec::new());
-        if wal.acked() > said {
-            said = wal.acked();
-            println!("acked {said}");
-        }
-    }
-}
-
-#[test]
-fn a_killed_process_loses_nothing_it_acknowledged() {
-    use std::io::{BufRead, BufReader};
-    use std::process::{Command, Stdio};
-
-    let data = tempfile::tempdir().unwrap();
-    let mut epoch = 0;
-    // Chunks that a crash cut: they were not acknowledged then.
-    let mut cut = std::collections::HashSet::new();
-    for round in 0..4u64 {
-        epoch += 1;
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "store::file::tests::crash_child",
-                "--ignored",
-                "--nocapture",
-            ])
-            .env("VELA_TEST_CRASH_DIR", data.path())
-            .env("VELA_TEST_CRASH_EPOCH", epoch.to_string())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap())
-            .lines()
-            .map_while(Result::ok);
-        let mut acked = 0;
-        let (mut seen, limit) = (0, 40 + round * 37);
-        for line in lines {
-            if let Some(upto) = line.strip_prefix("acked ") {
-                acked = upto.parse().unwrap();
-                seen += 1;
-                if seen == limit {
-                    child.kill().unwrap();
-                }
-            }
-        }
-        child.wait().unwrap();
-        assert!(seen >= limit, "the child ended before it was killed");
-        epoch += 1;
-        let (got, _, wal) = recover(data.path(), epoch).unwrap();
-        assert!(
-            got.last().unwrap().0 >= acked,
-            "{} acknowledged, {:?} found",
-            acked,
-            got.last().map(|c| c.0)
-        );
-        assert!(got.iter().map(|c| c.0).eq(1..=got.len() as u64));
-        for (seq, bodies) in &got {
-            if bodies.len() as u64 != seq % 4 && *seq > acked {
-                cut.insert(*seq);
-            }
-            let whole = bodies.len() as u64 == seq % 4 || cut.contains(seq);
-            assert!(
-                whole
-                    && bodies
-                        .iter()
-                        .zip(0..)
-                        .all(|(b, r)| *b == crash_body(*seq, r)),
-                "chunk {seq}"
-            );
-        }
-        drop(wal);
     }
 }

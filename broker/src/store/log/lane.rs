@@ -25,6 +25,9 @@ const WANTED_MAX: usize = 4096;
 const BAD_MAX: usize = 1024;
 /// Cuts remembered for [`Lane::bytes_since_checkpoint`].
 const CUTS_MAX: usize = 4;
+/// The largest record beside entries that is taken however small the largest entry is, bytes: the properties of a topic are 1 MiB at most,
+/// what one ACK brings is less.
+const RECORD_MAX: usize = 2 << 20;
 /// Bits of a ledger id below the epoch.
 const ROLL_BITS: u32 = 24;
 
@@ -33,7 +36,7 @@ const ROLL_BITS: u32 = 24;
 pub struct LaneConfig {
     /// A chunk is sealed at this size. A record larger than that gets a chunk of its own.
     pub chunk_bytes: usize,
-    /// The largest entry or other record.
+    /// The largest entry. Other records may be as large, and 2 MiB in any case.
     pub max_entry: usize,
     /// Memory of chunks that are not durable at which the lane is full.
     pub budget_bytes: usize,
@@ -198,12 +201,17 @@ impl Lane {
     /// [`Self::is_full`] first.
     ///
     /// # Errors
-    /// [`TooLarge`] above `max_entry`.
+    /// [`TooLarge`] above `max_entry` and 2 MiB.
     pub fn append(&mut self, record: &Record<'_>) -> Result<Appended, TooLarge> {
         let mut head = std::mem::take(&mut self.head);
         head.clear();
         record.encode_head(&mut head);
-        let appended = self.place(&head, record.payload());
+        let entry = matches!(record, Record::Entry { .. } | Record::Sequenced { .. });
+        let max = match entry {
+            true => self.config.max_entry,
+            false => self.config.max_entry.max(RECORD_MAX),
+        };
+        let appended = self.place(&head, record.payload(), max);
         self.head = head;
         appended
     }
@@ -220,7 +228,8 @@ impl Lane {
         entry: i64,
         data: &[u8],
     ) -> Result<Appended, TooLarge> {
-        self.place(&entry_head(topic, ledger, entry), data)
+        let head = entry_head(topic, ledger, entry);
+        self.place(&head, data, self.config.max_entry)
     }
 
     /// [`Self::append_entry`] with the sequence id that deduplication remembers.
@@ -236,10 +245,12 @@ impl Lane {
         highest: i64,
         data: &[u8],
     ) -> Result<Appended, TooLarge> {
-        self.place(&sequenced_head(topic, at, producer, highest), data)
+        let head = sequenced_head(topic, at, producer, highest);
+        self.place(&head, data, self.config.max_entry)
     }
 
-    fn place(&mut self, head: &[u8], payload: &[u8]) -> Result<Appended, TooLarge> {
+    /// `max` is the largest payload.
+    fn place(&mut self, head: &[u8], payload: &[u8], max: usize) -> Result<Appended, TooLarge> {
         if let Some(open) = &mut self.open
             && let Some(offset) = open.append(&[head, payload])
         {
@@ -248,16 +259,19 @@ impl Lane {
                 offset,
             });
         }
-        self.place_in_new(head, payload)
+        self.place_in_new(head, payload, max)
     }
 
     #[cold]
-    fn place_in_new(&mut self, head: &[u8], payload: &[u8]) -> Result<Appended, TooLarge> {
+    fn place_in_new(
+        &mut self,
+        head: &[u8],
+        payload: &[u8],
+        max: usize,
+    ) -> Result<Appended, TooLarge> {
         let body = head.len().saturating_add(payload.len());
         let whole = padded(body.saturating_add(HEADER_LEN + FRAME_LEN));
-        let max = self
-            .config
-            .max_entry
+        let max = max
             .saturating_add(head.len().clamp(ENTRY_HEAD, SEQUENCED_HEAD))
             .min(CHUNK_LEN_MAX - HEADER_LEN - FRAME_LEN);
         if body > max {

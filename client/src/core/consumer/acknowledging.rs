@@ -1,5 +1,7 @@
 //! What the application acknowledges: of single messages, of batches, and of everything up to a message.
 
+use std::collections::BTreeSet;
+
 use super::acks::{Cumulative, position};
 use super::batches::Left;
 use super::message::index_of;
@@ -8,6 +10,12 @@ use crate::{Error, MessageId};
 
 impl Consumer {
     /// Acknowledges messages one by one. `call` is answered when the broker answered, or at once without `ack_receipt`.
+    ///
+    /// A message that came in chunks is acknowledged with all its chunks, never with some: what is left of a message stays in the
+    /// subscription for ever. Which chunks it has is known of the messages this consumer delivered
+    /// ([`max_tracked_batches`](super::ConsumerConfig::max_tracked_batches)), and for a while after they were acknowledged. By another id,
+    /// one that was stored and read again by the next process, say, nothing is acknowledged yet: when the message comes to this consumer
+    /// it is acknowledged and not delivered. Until then it is not, wherever it comes to; with `ack_receipt` the call fails for it.
     pub fn acknowledge(
         &mut self,
         now: Nanos,
@@ -18,16 +26,28 @@ impl Consumer {
         if let Some(result) = self.refuse_acks(ids, false) {
             return self.end(call, result);
         }
+        let mut unknown = None;
         for id in ids {
-            self.acknowledge_one(id);
+            if !self.acknowledge_one(id) {
+                unknown = Some(id);
+            }
             if self.copies.contains_key(&EntryId::from(*id)) {
                 self.drop_queued(|message| message.id == *id);
             }
         }
+        let call = match unknown {
+            Some(id) if self.config.ack_receipt => {
+                self.end(call, Err(unknown_chunks(id)));
+                None
+            }
+            _ => call,
+        };
         self.acknowledged(now, call, wire);
     }
 
-    /// Acknowledges everything up to a message, itself included.
+    /// Acknowledges everything up to a message, itself included. Messages in chunks count by their last chunk: the chunks before it of a
+    /// message that ends behind it are not acknowledged, as long as that message is awaited or not acknowledged
+    /// ([`expire_incomplete_chunked_message`](super::ConsumerConfig::expire_incomplete_chunked_message)).
     pub fn acknowledge_cumulative(
         &mut self,
         now: Nanos,
@@ -62,9 +82,17 @@ impl Consumer {
             .as_ref()
             .is_some_and(|c| c.entry == entry && c.left.is_none());
         self.batches.forget_before(entry, whole);
-        self.chunked = self.chunked.split_off(&entry);
+        // Of this message itself nothing is left out, though a copy of it may be on its way.
+        let known = self.joined.get(entry).and_then(|chunks| chunks.first());
+        let named = id
+            .first_chunk
+            .map(|(ledger, entry)| EntryId { ledger, entry });
+        if let Some(first) = known.copied().or(named) {
+            self.chunks.forget_from(first);
+        }
+        let left_out = self.unended_before(entry);
+        self.joined.end_before(entry, whole);
         if whole {
-            self.chunked.remove(&entry);
             self.nacks.remove_through(entry);
             self.ack_timeouts.remove_through(entry);
         }
@@ -72,7 +100,7 @@ impl Consumer {
         // A batch that is done is done as a whole.
         let batch_index = if whole { -1 } else { id.batch_index };
         self.acks
-            .add_cumulative(MessageId { batch_index, ..*id }, cumulative);
+            .add_cumulative(MessageId { batch_index, ..*id }, cumulative, left_out);
         if !self.copies.is_empty() {
             let through = position(id);
             self.drop_queued(|message| position(&message.id) <= through);
@@ -105,11 +133,24 @@ impl Consumer {
         ids.is_empty().then_some(Ok(()))
     }
 
+    /// Chunks before an entry whose messages end behind it, or are not whole yet.
+    pub(super) fn unended_before(&self, entry: EntryId) -> BTreeSet<EntryId> {
+        let mut found = self.joined.ending_behind(entry);
+        for chunks in self.chunks.begun_before(entry) {
+            // An earlier copy may have shown where it ends.
+            if !self.joined.ends_by(chunks, entry) {
+                found.extend(chunks.iter().filter(|&&chunk| chunk <= entry));
+            }
+        }
+        found
+    }
+
     fn known_index(&self, id: &MessageId) -> Option<(u32, u32)> {
         Some((index_of(id)?, u32::try_from(id.batch_size).unwrap_or(0)))
     }
 
-    fn acknowledge_one(&mut self, id: &MessageId) {
+    /// Adds the acknowledgement of a message; `false` if its chunks are not known.
+    fn acknowledge_one(&mut self, id: &MessageId) -> bool {
         let entry = EntryId::from(*id);
         self.dead_letters.forget(id);
         if let Some((index, size)) = self.known_index(id) {
@@ -119,20 +160,27 @@ impl Consumer {
                     if self.config.batch_index_ack {
                         self.acks.add(entry, Some(left));
                     }
-                    return;
+                    return true;
                 }
             }
         }
         self.nacks.remove(entry);
         self.ack_timeouts.remove(entry);
-        match self.chunked.remove(&entry) {
+        match self.joined.end(entry) {
             Some(chunks) => {
-                for chunk in chunks {
-                    self.acks.add(chunk, None);
+                // If it is on its way again, it need not become whole.
+                if let Some(&first) = chunks.first() {
+                    self.chunks.forget_from(first);
                 }
+                self.acks.add_whole(&chunks);
+            }
+            None if id.first_chunk.is_some() => {
+                self.joined.end_unknown(entry);
+                return false;
             }
             None => self.acks.add(entry, None),
         }
+        true
     }
 
     fn acknowledged(&mut self, now: Nanos, call: Option<Call>, wire: &mut impl Wire) {
@@ -167,5 +215,14 @@ impl Consumer {
                 self.answer(call, Ok(ConsumerAnswer::Done));
             }
         }
+    }
+}
+
+fn unknown_chunks(id: &MessageId) -> Error {
+    Error::Config {
+        setting: "message id",
+        value: id.to_string(),
+        reason: "its chunks are not known to this consumer, so it is not acknowledged yet; it will be when it is delivered here again"
+            .to_owned(),
     }
 }

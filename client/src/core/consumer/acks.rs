@@ -1,6 +1,6 @@
 //! Acknowledgements on their way to the broker: collected, sent in groups, and kept until answered if answers are asked for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use vela_proto::base_command::Type;
 use vela_proto::command_ack::{AckType, ValidationError};
@@ -13,6 +13,10 @@ use crate::{Error, MessageId};
 
 /// Most entries one ACK names.
 const MAX_IDS: usize = 1000;
+
+/// Most entries a cumulative acknowledgement names one by one because chunks before it are left out. Those before them, and those
+/// in an earlier ledger, whose last entry is not known here, wait for the messages of these chunks.
+const MAX_BETWEEN: u64 = 10_000;
 
 /// An entry up to which, and how far into it, everything is acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +65,8 @@ pub(super) struct Acks {
     in_flight: HashMap<EntryId, usize>,
     /// The furthest cumulative acknowledgement since the last seek.
     last_cumulative: Option<MessageId>,
+    /// Chunks before it that it left out.
+    left_out: BTreeSet<EntryId>,
 }
 
 impl Acks {
@@ -77,6 +83,7 @@ impl Acks {
             next_group: 0,
             in_flight: HashMap::new(),
             last_cumulative: None,
+            left_out: BTreeSet::new(),
         }
     }
 
@@ -90,24 +97,76 @@ impl Acks {
         }
     }
 
-    /// Adds a cumulative one; whether it is further than the last.
-    pub(super) fn add_cumulative(&mut self, id: MessageId, cumulative: Option<Cumulative>) -> bool {
-        if self
-            .last_cumulative
-            .is_some_and(|last| position(&id) <= position(&last))
-        {
-            return false;
+    /// Adds all chunks of a message.
+    pub(super) fn add_whole(&mut self, chunks: &[EntryId]) {
+        for &chunk in chunks {
+            self.add(chunk, None);
+        }
+    }
+
+    /// Adds a cumulative one, if it is further than the last. The chunks `left_out` lie before it, but their messages end behind it.
+    pub(super) fn add_cumulative(
+        &mut self,
+        id: MessageId,
+        cumulative: Option<Cumulative>,
+        left_out: BTreeSet<EntryId>,
+    ) {
+        let before = self.last_cumulative;
+        if before.is_some_and(|last| position(&id) <= position(&last)) {
+            return;
         }
         self.last_cumulative = Some(id);
+        let left_out_before = std::mem::replace(&mut self.left_out, left_out);
+        let cumulative = match self.left_out.first().copied() {
+            Some(lowest) => {
+                if let Some(cumulative) = cumulative {
+                    self.add_between(&cumulative, lowest, before, &left_out_before);
+                }
+                // What lies before them all, if it was not sent.
+                let sent = left_out_before.first() == Some(&lowest);
+                let entry = lowest.entry.checked_sub(1).filter(|_| !sent);
+                entry.map(|entry| Cumulative {
+                    entry: EntryId { entry, ..lowest },
+                    left: None,
+                })
+            }
+            None => cumulative,
+        };
         if let Some(cumulative) = cumulative {
             // Single ones before it are contained in it.
             self.individual = self.individual.split_off(&cumulative.entry);
             if cumulative.left.is_none() {
                 self.individual.remove(&cumulative.entry);
             }
-            self.cumulative = Some(cumulative);
+            let further = |old: &Cumulative| old.reach() < cumulative.reach();
+            if self.cumulative.as_ref().is_none_or(further) {
+                self.cumulative = Some(cumulative);
+            }
         }
-        true
+    }
+
+    /// Acknowledges one by one what lies before the cumulative one, was not before the last, and is not left out.
+    fn add_between(
+        &mut self,
+        cumulative: &Cumulative,
+        lowest: EntryId,
+        before: Option<MessageId>,
+        left_out_before: &BTreeSet<EntryId>,
+    ) {
+        let EntryId { ledger, entry } = cumulative.entry;
+        let begins = [Some(lowest), before.map(EntryId::from)];
+        let begins = begins.into_iter().flatten();
+        let from = begins.filter(|at| at.ledger == ledger).map(|at| at.entry);
+        let from = from.fold(entry.saturating_sub(MAX_BETWEEN), u64::max);
+        let between = (from..=entry).map(|entry| EntryId { ledger, entry });
+        let ended = left_out_before.range(lowest..).copied();
+        let whole: Vec<_> = (between.chain(ended))
+            .filter(|at| *at != cumulative.entry && !self.left_out.contains(at))
+            .collect();
+        self.add_whole(&whole);
+        if !self.left_out.contains(&cumulative.entry) {
+            self.add(cumulative.entry, cumulative.left.clone());
+        }
     }
 
     /// A call waits for what was added.
@@ -150,7 +209,7 @@ impl Acks {
             let index = index.map_or(u32::MAX, |index| index);
             (entry.ledger, entry.entry, index) <= position(&last)
         });
-        cumulative
+        (cumulative && !self.left_out.contains(&entry))
             || matches!(self.individual.get(&entry), Some(None))
             || self.in_flight.contains_key(&entry)
     }
@@ -292,10 +351,12 @@ impl Acks {
                 self.cumulative = Some(sent);
             }
         }
-        // The broker knows the rest, and somebody may have moved the subscription back.
-        if self.cumulative.is_none() {
+        // The broker knows the rest, and somebody may have moved the subscription back. Where chunks were left out, what lies between
+        // them was acknowledged one by one, and may be lost.
+        if self.cumulative.is_none() || !self.left_out.is_empty() {
             self.last_cumulative = None;
         }
+        self.left_out.clear();
         let mut groups: Vec<_> = std::mem::take(&mut self.groups).into_iter().collect();
         groups.sort_by_key(|(group, _)| *group);
         let again = groups.into_iter().flat_map(|(_, group)| group.calls);
@@ -308,6 +369,7 @@ impl Acks {
         self.individual.clear();
         self.cumulative = None;
         self.last_cumulative = None;
+        self.left_out.clear();
         self.deadline = None;
         let mut calls = std::mem::take(&mut self.calls);
         for (_, group) in std::mem::take(&mut self.groups) {

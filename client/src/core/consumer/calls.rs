@@ -126,7 +126,7 @@ impl Consumer {
         self.seeking = self.current_incarnation();
         self.clear_queue();
         self.chunks.clear();
-        self.chunked.clear();
+        self.joined.moved();
         self.batches.clear();
         self.nacks.clear();
         self.ack_timeouts.clear();
@@ -237,7 +237,8 @@ impl Consumer {
         }
         self.state = State::Closed;
         self.forget_deliveries();
-        self.chunked.clear();
+        self.joined.clear();
+        self.chunks.clear();
         self.batches.clear();
         self.dead_letters = Default::default();
         self.overdue.clear();

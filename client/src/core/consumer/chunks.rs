@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 use vela_proto::MessageMetadata;
 
 use super::Nanos;
+use super::config::MILLI;
 use super::message::EntryId;
 
 /// Longest identity, in bytes. Those of abandoned messages are kept.
@@ -28,6 +29,21 @@ struct Partial {
     whole: BytesMut,
     ids: Vec<EntryId>,
     since: Nanos,
+    /// Whether it comes again from the start; its payload is dropped.
+    again: bool,
+    /// The chunks that had come before it began again.
+    before: Vec<EntryId>,
+}
+
+impl Partial {
+    /// All chunks that ever came.
+    fn known(&self) -> &[EntryId] {
+        if self.ids.len() < self.before.len() {
+            &self.before
+        } else {
+            &self.ids
+        }
+    }
 }
 
 /// What a chunk led to.
@@ -102,11 +118,15 @@ impl Chunks {
         };
         if index == 0 {
             match self.pending.get(&uuid) {
+                Some(partial) if partial.again => {}
                 Some(partial) if partial.ids == [entry] => return Chunk::Repeated,
                 Some(partial) if partial.ids.first() != Some(&entry) => return Chunk::Copy,
                 // Delivered again from the start: the old parts are the same bytes.
                 _ => {}
             }
+            let before = self.pending.get(&uuid).map(Partial::known);
+            let same = before.filter(|before| before.first() == Some(&entry));
+            let before = same.map(<[_]>::to_vec).unwrap_or_default();
             self.forget(&uuid);
             if self.pending.len() >= self.max_pending {
                 self.give_up_oldest(given_up);
@@ -119,10 +139,13 @@ impl Chunks {
                 whole: BytesMut::new(),
                 ids: Vec::new(),
                 since: now,
+                again: false,
+                before,
             };
             self.pending.insert(uuid.clone(), partial);
         }
-        let Some(partial) = self.pending.get_mut(&uuid) else {
+        let partial = self.pending.get_mut(&uuid);
+        let Some(partial) = partial.filter(|partial| !partial.again) else {
             let abandoned = self.abandoned.contains(&uuid);
             return Chunk::Orphan {
                 abandoned,
@@ -161,6 +184,15 @@ impl Chunks {
         Chunk::Whole(partial.whole.freeze(), partial.ids)
     }
 
+    /// Forgets what came of a message that begins with this entry.
+    pub(super) fn forget_from(&mut self, first: EntryId) {
+        let found = |partial: &Partial| partial.ids.first() == Some(&first);
+        let uuid = self.pending.iter().find(|(_, partial)| found(partial));
+        if let Some(uuid) = uuid.map(|(uuid, _)| uuid.clone()) {
+            self.forget(&uuid);
+        }
+    }
+
     /// Forgets a message; the entries of its chunks.
     fn forget(&mut self, uuid: &str) -> Vec<EntryId> {
         self.order.retain(|known| known != uuid);
@@ -173,6 +205,7 @@ impl Chunks {
     fn give_up_oldest(&mut self, given_up: &mut Vec<EntryId>) {
         if let Some(uuid) = self.order.pop_front()
             && let Some(partial) = self.pending.remove(&uuid)
+            && !partial.again
         {
             given_up.extend(partial.ids);
             if self.abandoned.insert(uuid.clone()) {
@@ -198,6 +231,21 @@ impl Chunks {
         Some(oldest.since.saturating_add(self.expiry))
     }
 
+    /// The time of what is too old begins again, unless it is shorter than a millisecond.
+    pub(super) fn postpone(&mut self, now: Nanos) {
+        for _ in 0..self.order.len() {
+            if self.expiry < MILLI || self.next().is_none_or(|due| due > now) {
+                return;
+            }
+            if let Some(uuid) = self.order.pop_front() {
+                if let Some(partial) = self.pending.get_mut(&uuid) {
+                    partial.since = now;
+                }
+                self.order.push_back(uuid);
+            }
+        }
+    }
+
     /// Gives up what is too old; the entries of its chunks.
     pub(super) fn expired(&mut self, now: Nanos) -> Vec<EntryId> {
         let mut given_up = Vec::new();
@@ -207,7 +255,23 @@ impl Chunks {
         given_up
     }
 
-    /// Everything will come again, or is not wanted any more.
+    /// Everything will come again. Until it does, or its time is over, it is known what had come of which message.
+    pub(super) fn come_again(&mut self) {
+        for partial in self.pending.values_mut() {
+            partial.again = true;
+            partial.whole = BytesMut::new();
+        }
+        self.abandoned.clear();
+        self.abandoned_order.clear();
+    }
+
+    /// What came of the messages that are not whole and have chunks up to this entry.
+    pub(super) fn begun_before(&self, entry: EntryId) -> impl Iterator<Item = &[EntryId]> {
+        let ids = self.pending.values().map(Partial::known);
+        ids.filter(move |ids| ids.first().is_some_and(|&first| first <= entry))
+    }
+
+    /// Nothing of it is wanted any more.
     pub(super) fn clear(&mut self) {
         self.pending.clear();
         self.order.clear();

@@ -169,7 +169,7 @@ pub struct ConsumerConfig {
     pub negative_ack_backoff: Option<RedeliveryBackoff>,
     /// Most messages of which some chunks are there and some are missing.
     pub max_pending_chunked_messages: usize,
-    /// Longest time from the first chunk to the last.
+    /// Longest time from the first chunk to the last. It does not end while the broker has no permits to send with.
     pub expire_incomplete_chunked_message: Nanos,
     /// Whether incomplete messages beyond these two limits are acknowledged instead of asked for again.
     pub auto_ack_oldest_chunked_message: bool,
@@ -179,7 +179,8 @@ pub struct ConsumerConfig {
     pub dead_letter: Option<DeadLetterPolicy>,
     /// Largest payload after decompression, in bytes; a larger one counts as damaged.
     pub max_uncompressed_size: usize,
-    /// Most batches whose single acknowledgements are remembered; the oldest is forgotten, its messages may come again.
+    /// Most batches whose single acknowledgements are remembered; the oldest is forgotten, its messages may come again. As many messages
+    /// in chunks that were not acknowledged; of one that is forgotten the chunks are not known any more.
     pub max_tracked_batches: usize,
 }
 

@@ -12,6 +12,7 @@ mod chunks;
 mod commands;
 mod config;
 mod dead_letter;
+mod joined;
 mod message;
 mod permits;
 mod position;
@@ -22,7 +23,7 @@ mod timers;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use vela_proto::{BaseCommand, ServerError};
 
@@ -44,6 +45,7 @@ use batches::Batches;
 use calls::Request;
 use chunks::Chunks;
 use dead_letter::DeadLetters;
+use joined::Joined;
 use position::Position;
 use timers::Timers;
 
@@ -196,8 +198,7 @@ pub struct Consumer {
     acks: Acks,
     batches: Batches,
     chunks: Chunks,
-    /// Entries of the chunks of whole messages, by the last one; bounded as the batches are.
-    chunked: BTreeMap<EntryId, Vec<EntryId>>,
+    joined: Joined,
     nacks: Timers,
     ack_timeouts: Timers,
     dead_letters: DeadLetters,
@@ -237,7 +238,7 @@ impl Consumer {
                 config.max_uncompressed_size,
                 config.expire_incomplete_chunked_message,
             ),
-            chunked: BTreeMap::new(),
+            joined: Joined::new(config.max_tracked_batches),
             nacks: Timers::default(),
             ack_timeouts: Timers::default(),
             dead_letters: DeadLetters::default(),
@@ -276,7 +277,9 @@ impl Consumer {
         self.asked_again = false;
         let request_id = wire.request_id();
         self.state = State::Subscribing(request_id);
-        let start = self.position.subscribe();
+        let taken = self.position.taken_by_reader();
+        let begun = taken.and_then(|taken| self.unended_before(taken).pop_first());
+        let start = self.position.subscribe(begun);
         wire.command(commands::subscribe(
             &self.config,
             self.id,
@@ -341,7 +344,7 @@ impl Consumer {
         self.ledger.begin();
         self.queue.clear();
         self.copies.clear();
-        self.chunks.clear();
+        self.chunks.come_again();
         self.nacks.clear();
         self.ack_timeouts.clear();
     }

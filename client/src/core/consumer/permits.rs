@@ -129,6 +129,12 @@ impl Ledger {
         }
     }
 
+    /// Whether the broker has no permits left.
+    #[must_use]
+    pub fn is_spent(&self) -> bool {
+        self.received >= self.granted
+    }
+
     /// What the broker could be given now.
     #[must_use]
     pub fn pending(&self) -> u64 {

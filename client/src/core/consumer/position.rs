@@ -78,8 +78,14 @@ impl Position {
         }
     }
 
-    /// What a SUBSCRIBE names as its start: only the position of a reader is the client's to keep.
-    pub(super) fn subscribe(&mut self) -> Option<MessageIdData> {
+    /// What a reader took last.
+    pub(super) fn taken_by_reader(&self) -> Option<EntryId> {
+        self.taken.filter(|_| !self.durable).map(EntryId::from)
+    }
+
+    /// What a SUBSCRIBE names as its start: only the position of a reader is the client's to keep. `begun` is the first chunk before it
+    /// of a message that ends behind it: reading begins there, and what was taken is dropped.
+    pub(super) fn subscribe(&mut self, begun: Option<EntryId>) -> Option<MessageIdData> {
         if self.durable {
             return None;
         }
@@ -89,7 +95,10 @@ impl Position {
                 inclusive: false,
                 whole: true,
             });
-            return Some(wire_id(&taken));
+            return Some(match begun {
+                Some(begun) => begun.wire(Vec::new()),
+                None => wire_id(&taken),
+            });
         }
         Some(wire_start(self.start))
     }

@@ -251,7 +251,14 @@ impl Consumer {
             Chunk::Orphan { abandoned, dropped } => {
                 self.stats.skipped += 1;
                 let entries = dropped.into_iter().chain([entry]);
-                if self.config.subscription_type.is_shared() {
+                // What came of an acknowledged message is what the acknowledgement did not reach in time, or not at all.
+                if !abandoned && let Some(whole) = self.joined.ended_with(entry) {
+                    self.acks.add_whole(&whole);
+                    for entry in entries {
+                        self.acks.add(entry, None);
+                    }
+                    self.collect_acks(now, wire);
+                } else if self.config.subscription_type.is_shared() {
                     // Its predecessors may be on their way again, or be gone: asked for ever more rarely.
                     let count = delivery.redelivery_count;
                     let delay = self.config.nack_delay(count) << count.min(ORPHAN_DOUBLINGS);
@@ -265,6 +272,10 @@ impl Consumer {
                         self.acks.add(entry, None);
                     }
                     self.collect_acks(now, wire);
+                } else if abandoned && metadata.chunk_id() + 1 == metadata.num_chunks_from_msg() {
+                    // All of it is there after all. Everything has to come again for it.
+                    let due = now.saturating_add(self.config.nack_delay(0));
+                    self.nacks.set_earlier(entry, due);
                 }
             }
             Chunk::Invalid(dropped) => {
@@ -293,18 +304,21 @@ impl Consumer {
         if self.position.is_before(delivery.entry, None) {
             self.stats.skipped += 1;
             if self.config.durable {
-                for entry in chunks.unwrap_or_else(|| vec![delivery.entry]) {
-                    self.acks.add(entry, None);
-                }
+                self.acks
+                    .add_whole(&chunks.unwrap_or_else(|| vec![delivery.entry]));
                 self.collect_acks(now, wire);
             }
             return Ok(());
         }
         if let Some(chunks) = chunks {
-            self.chunked.insert(delivery.entry, chunks);
-            while self.chunked.len() > self.config.max_tracked_batches {
-                self.chunked.pop_first();
+            if self.joined.take_unknown(delivery.entry) {
+                self.stats.skipped += 1;
+                self.acks.add_whole(&chunks);
+                self.joined.ended(delivery.entry, chunks);
+                self.collect_acks(now, wire);
+                return Ok(());
             }
+            self.joined.delivered(delivery.entry, chunks);
         }
         let message = ReceivedMessage {
             topic: Arc::clone(&self.config.topic),

@@ -14,7 +14,8 @@ impl Consumer {
     /// The application could not handle a message: it is asked for again after the delay for its redelivery count.
     ///
     /// The broker redelivers entries, so a batch comes back but for what was acknowledged of it. On Exclusive and Failover
-    /// everything not acknowledged comes back.
+    /// everything not acknowledged comes back. A message in chunks comes back with all its chunks. If they are not known here (see
+    /// [`acknowledge`](Self::acknowledge)) it is not asked for: it was not delivered since, and comes anyway.
     pub fn negative_acknowledge(&mut self, now: Nanos, id: &MessageId, redelivery_count: u32) {
         // Of an incarnation that is gone everything comes back anyway.
         if self.state != State::Ready {
@@ -23,6 +24,13 @@ impl Consumer {
         let entry = EntryId::from(*id);
         self.ack_timeouts.remove(entry);
         self.dead_letters.nack(id);
+        if id.first_chunk.is_some() && self.joined.get(entry).is_none() {
+            self.joined.take_unknown(entry);
+            // One chunk alone completes nothing.
+            if self.config.subscription_type.is_shared() && !self.dead_letters.holds(entry) {
+                return;
+            }
+        }
         let due = now.saturating_add(self.config.nack_delay(redelivery_count));
         self.nacks.set_earlier(entry, due);
     }
@@ -40,7 +48,7 @@ impl Consumer {
             self.epoch += 1;
         }
         self.clear_queue();
-        self.chunks.clear();
+        self.chunks.come_again();
         self.nacks.clear();
         self.ack_timeouts.clear();
         self.dead_letters.detached();
@@ -67,6 +75,11 @@ impl Consumer {
 
     /// What is due by now: given up, or asked for again.
     pub(super) fn redeliver_due(&mut self, now: Nanos, wire: &mut impl Wire) {
+        // What the broker may not send is not late: the application takes nothing.
+        if self.state == State::Ready && self.ledger.is_spent() {
+            self.chunks.postpone(now);
+        }
+        let incomplete = self.chunks.expired(now);
         if self.state != State::Ready {
             return;
         }
@@ -87,7 +100,6 @@ impl Consumer {
                 }
             }
         }
-        let incomplete = self.chunks.expired(now);
         self.abandon_chunks(now, incomplete, wire);
         self.redeliver(again, wire);
     }
@@ -115,7 +127,7 @@ impl Consumer {
             }
             self.collect_acks(now, wire);
         } else if self.config.subscription_type.is_shared() {
-            // Elsewhere everything would have to come again, and be given up again.
+            // Elsewhere everything would have to come again, and be given up again, until its last chunk comes.
             let due = now.saturating_add(self.config.nack_delay(0));
             for entry in entries {
                 self.nacks.set_earlier(entry, due);
@@ -137,7 +149,7 @@ impl Consumer {
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
             // Kept: the application may still acknowledge what it holds.
-            match self.chunked.get(&entry) {
+            match self.joined.get(entry) {
                 Some(chunks) => all.extend(chunks),
                 None => all.push(entry),
             }

@@ -188,11 +188,14 @@ impl Topics {
             }
             topic.state.delete_cursor(cursor);
         }
-        // A non-durable one went with its last consumer.
-        let still = self
-            .topics
-            .get(slot as usize)
-            .is_some_and(|topic| topic.sub_names.get(&name) == Some(&sub_slot));
+        // A non-durable one went with its last consumer; who waited for it may have made another one of its name by now.
+        let still = self.topics.get(slot as usize).is_some_and(|topic| {
+            topic.sub_names.get(&name) == Some(&sub_slot)
+                && topic
+                    .subs
+                    .get(sub_slot as usize)
+                    .is_some_and(|sub| sub.roster.is_empty())
+        });
         if still {
             self.drop_subscription(cx, slot, sub_slot, now);
         }

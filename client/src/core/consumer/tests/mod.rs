@@ -9,6 +9,7 @@
 
 mod acknowledging;
 mod build;
+mod chunked;
 mod model;
 mod permits;
 mod receiving;

@@ -2,254 +2,17 @@
 //!
 //! Commands travel in two queues that move only when told, so everything that can cross does. A lost connection empties both.
 
+mod broker;
+mod cases;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use bytes::Bytes;
 use proptest::prelude::*;
-use vela_proto::CommandGetLastMessageIdResponse;
 
-use super::build::{self, Damage};
-use super::config::SECOND;
+use super::build::Damage;
 use super::*;
-
-/// What an entry of the topic is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Single,
-    Batch(u32),
-    Bad(u32, Damage),
-    /// Message number, chunk, of how many.
-    Chunk(u32, i32, i32),
-}
-
-#[derive(Debug, Clone)]
-struct Stored {
-    kind: Kind,
-    /// What the subscription has not acknowledged.
-    left: AckSet,
-    deliveries: u32,
-    data: Bytes,
-}
-
-impl Stored {
-    fn new(kind: Kind) -> Self {
-        let (size, data) = match kind {
-            Kind::Single => (1, build::single("x")),
-            Kind::Batch(size) => (size, build::batch(size)),
-            Kind::Bad(size, damage) => (size, build::damaged(size, damage)),
-            Kind::Chunk(number, index, of) => {
-                let uuid = format!("u{number}");
-                (1, build::chunk(&uuid, index, of, of as usize * 2, b"ab"))
-            }
-        };
-        Self {
-            kind,
-            left: AckSet::full(size),
-            deliveries: 0,
-            data,
-        }
-    }
-
-    fn size(&self) -> u32 {
-        match self.kind {
-            Kind::Batch(size) | Kind::Bad(size, _) => size,
-            _ => 1,
-        }
-    }
-}
-
-#[derive(Debug)]
-enum ToClient {
-    Message(CommandMessage, Bytes),
-    Reply(u64, Box<Result<BaseCommand, Error>>),
-    Closed,
-}
-
-/// The broker's side.
-struct Broker {
-    config: ConsumerConfig,
-    message_permits: bool,
-    entries: Vec<Stored>,
-    /// Next entry to read.
-    read: usize,
-    pending: BTreeSet<usize>,
-    replay: BTreeSet<usize>,
-    attached: bool,
-    balance: i64,
-    granted: u64,
-    charged: u64,
-    epoch: u64,
-    to_client: VecDeque<ToClient>,
-}
-
-impl Broker {
-    fn attach(&mut self) {
-        self.attached = true;
-        (self.balance, self.granted, self.charged) = (0, 0, 0);
-    }
-
-    fn detach(&mut self) {
-        self.attached = false;
-        let pending = std::mem::take(&mut self.pending);
-        self.replay.extend(pending);
-    }
-
-    fn acknowledge(&mut self, entry: usize, set: &[i64]) {
-        let index_ack = self.config.batch_index_ack;
-        let Some(stored) = self.entries.get_mut(entry) else {
-            return;
-        };
-        if set.is_empty() {
-            stored.left = AckSet::from_words(&[0]);
-        } else if index_ack {
-            stored.left.intersect(&AckSet::from_words(set));
-        }
-        if stored.left.is_empty() {
-            self.pending.remove(&entry);
-            self.replay.remove(&entry);
-            stored.deliveries = 0;
-        }
-    }
-
-    fn handle(&mut self, command: BaseCommand) {
-        if let Some(subscribe) = command.subscribe {
-            self.attach();
-            self.epoch = subscribe.consumer_epoch();
-            self.reply(subscribe.request_id, success());
-            return;
-        }
-        // An acknowledgement of a consumer that is not there is not answered.
-        if !self.attached {
-            let request_id = match (&command.seek, &command.get_last_message_id) {
-                (Some(seek), _) => seek.request_id,
-                (_, Some(last)) => last.request_id,
-                _ => return,
-            };
-            let error = Error::Broker {
-                code: vela_proto::ServerError::MetadataError,
-                message: "Consumer not found".to_owned(),
-            };
-            self.to_client
-                .push_back(ToClient::Reply(request_id, Box::new(Err(error))));
-            return;
-        }
-        if let Some(flow) = command.flow {
-            assert!(flow.message_permits > 0);
-            self.balance += i64::from(flow.message_permits);
-            self.granted += u64::from(flow.message_permits);
-        } else if let Some(ack) = command.ack {
-            for id in &ack.message_id {
-                let entry = id.entry_id as usize;
-                if ack.ack_type == 0 {
-                    self.acknowledge(entry, &id.ack_set);
-                } else {
-                    (0..entry).for_each(|before| self.acknowledge(before, &[]));
-                    self.acknowledge(entry, &id.ack_set);
-                }
-            }
-            if let Some(request_id) = ack.request_id {
-                self.reply(request_id, success());
-            }
-        } else if let Some(again) = command.redeliver_unacknowledged_messages {
-            self.epoch = self.epoch.max(again.consumer_epoch());
-            let all = again.message_ids.is_empty();
-            let named: BTreeSet<_> = again
-                .message_ids
-                .iter()
-                .map(|id| id.entry_id as usize)
-                .collect();
-            for entry in std::mem::take(&mut self.pending) {
-                if all || named.contains(&entry) {
-                    self.replay.insert(entry);
-                    self.entries[entry].deliveries += 1;
-                } else {
-                    self.pending.insert(entry);
-                }
-            }
-        } else if let Some(seek) = command.seek {
-            let target = seek.message_id.unwrap().entry_id;
-            let target = if target == u64::MAX {
-                0
-            } else {
-                target as usize
-            };
-            for (entry, stored) in self.entries.iter_mut().enumerate() {
-                stored.deliveries = 0;
-                stored.left = if entry < target {
-                    AckSet::from_words(&[0])
-                } else {
-                    AckSet::full(stored.size())
-                };
-            }
-            self.detach();
-            self.replay.clear();
-            self.read = target;
-            self.to_client.push_back(ToClient::Closed);
-            self.reply(seek.request_id, success());
-        } else if let Some(last) = command.get_last_message_id {
-            let mut answer = success();
-            answer.get_last_message_id_response = Some(CommandGetLastMessageIdResponse {
-                request_id: last.request_id,
-                last_message_id: MessageIdData {
-                    ledger_id: 1,
-                    entry_id: self.entries.len() as u64 - 1,
-                    ..MessageIdData::default()
-                },
-                consumer_mark_delete_position: None,
-            });
-            self.reply(last.request_id, answer);
-        }
-    }
-
-    fn reply(&mut self, request_id: u64, command: BaseCommand) {
-        self.to_client
-            .push_back(ToClient::Reply(request_id, Box::new(Ok(command))));
-    }
-
-    /// Sends one entry, if it may.
-    fn dispatch(&mut self) -> bool {
-        if !self.attached || self.balance <= 0 {
-            return false;
-        }
-        let entry = match self.replay.pop_first() {
-            Some(entry) => entry,
-            None if self.read < self.entries.len() => {
-                self.read += 1;
-                self.read - 1
-            }
-            None => return false,
-        };
-        let shared = self.config.subscription_type.is_shared();
-        let stored = &self.entries[entry];
-        if stored.left.is_empty() {
-            return true;
-        }
-        let charge = stored.left.count();
-        let partial = charge < stored.size();
-        self.balance -= i64::from(charge);
-        self.charged += u64::from(charge);
-        self.pending.insert(entry);
-        let command = CommandMessage {
-            consumer_id: 7,
-            message_id: MessageIdData {
-                ledger_id: 1,
-                entry_id: entry as u64,
-                ..MessageIdData::default()
-            },
-            redelivery_count: shared.then_some(stored.deliveries),
-            ack_set: if partial {
-                stored.left.to_words()
-            } else {
-                Vec::new()
-            },
-            consumer_epoch: (!shared).then_some(self.epoch),
-            message_permits: self.message_permits.then_some(charge),
-        };
-        self.to_client
-            .push_back(ToClient::Message(command, stored.data.clone()));
-        true
-    }
-}
+use broker::{Broker, Kind, Stored, ToClient};
+use cases::{Step, case};
 
 /// What the application knows of a message.
 #[derive(Debug, Default)]
@@ -273,45 +36,6 @@ struct World {
     from: u64,
     seeks: usize,
     fail_dead_letters: bool,
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Dispatch(u8),
-    BrokerReads(u8),
-    ClientReads(u8),
-    Take(u8),
-    Ack(u8),
-    AckCumulative(u8),
-    Nack(u8),
-    RedeliverAll,
-    Wait(u16),
-    LoseConnection,
-    BrokerCloses,
-    Seek(u8),
-    Pause,
-    Resume,
-    LastId,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        20 => (1u8..8).prop_map(Step::Dispatch),
-        20 => (1u8..8).prop_map(Step::BrokerReads),
-        20 => (1u8..8).prop_map(Step::ClientReads),
-        20 => (1u8..12).prop_map(Step::Take),
-        15 => any::<u8>().prop_map(Step::Ack),
-        3 => any::<u8>().prop_map(Step::AckCumulative),
-        5 => any::<u8>().prop_map(Step::Nack),
-        1 => Just(Step::RedeliverAll),
-        8 => (1u16..2000).prop_map(Step::Wait),
-        1 => Just(Step::LoseConnection),
-        1 => Just(Step::BrokerCloses),
-        1 => any::<u8>().prop_map(Step::Seek),
-        1 => Just(Step::Pause),
-        2 => Just(Step::Resume),
-        1 => Just(Step::LastId),
-    ]
 }
 
 impl World {
@@ -433,6 +157,8 @@ impl World {
         let entry = message.id.entry;
         let sent = self.sent.get(&entry).copied().unwrap_or(0);
         let receipts = self.broker.config.ack_receipt;
+        let reader = !self.broker.config.durable;
+        let seeks = self.seeks;
         let known = self.known_of(&message.id);
         known.taken += 1;
         assert!(
@@ -446,6 +172,18 @@ impl World {
             "{} came again after its acknowledgement was answered",
             message.id
         );
+        if reader {
+            // As a reader does, which keeps its place by itself.
+            known.ended = true;
+            let again = known.taken > 1 && seeks == 0;
+            assert!(!again, "{} was read twice", message.id);
+            let bench = &mut self.bench;
+            bench
+                .consumer
+                .acknowledge_cumulative(bench.now, &message.id, None, &mut bench.wire);
+            self.settle();
+            return true;
+        }
         self.hand.push(message);
         true
     }
@@ -534,9 +272,17 @@ impl World {
             }
             Step::Seek(to) => {
                 // Not into the middle of a chunked message: that one would rightly not come.
-                let entries = &self.broker.entries;
-                let mut entry = usize::from(to) % entries.len();
-                while matches!(entries[entry].kind, Kind::Chunk(_, index, _) if index > 0) {
+                let kinds: Vec<_> = self.broker.entries.iter().map(|e| e.kind).collect();
+                let mut entry = usize::from(to) % kinds.len();
+                let begun = |entry: usize, number: u32| {
+                    let mut before = kinds.iter().take(entry);
+                    before.any(|kind| matches!(kind, Kind::Chunk(n, ..) if *n == number))
+                };
+                let splits = |entry: usize| {
+                    let mut rest = kinds.iter().skip(entry);
+                    rest.any(|kind| matches!(kind, Kind::Chunk(n, ..) if begun(entry, *n)))
+                };
+                while splits(entry) {
                     entry -= 1;
                 }
                 self.seek(entry as u64);
@@ -595,6 +341,8 @@ impl World {
                 while self.take() {
                     moved = true;
                 }
+                // A take that found nothing may have asked for more.
+                moved |= !self.to_broker.is_empty();
                 while !self.hand.is_empty() {
                     self.ack(0);
                     moved = true;
@@ -614,7 +362,9 @@ impl World {
         // What the broker has, and what will come with the next FLOW, is the window again.
         assert_eq!(self.broker.balance + audit.pending as i64, window as i64);
         for (entry, stored) in self.broker.entries.iter().enumerate() {
-            assert!(stored.left.is_empty(), "entry {entry} is left: {stored:?}");
+            // What a reader passed by is not kept for it anyway.
+            let left = self.broker.config.durable && !stored.left.is_empty();
+            assert!(!left, "entry {entry} is left: {stored:?}");
             let indexes = match stored.kind {
                 Kind::Single => vec![-1],
                 Kind::Batch(size) => (0..size as i32).collect(),
@@ -634,83 +384,6 @@ impl World {
             }
         }
     }
-}
-
-fn kinds(message_permits: bool) -> impl Strategy<Value = Vec<Kind>> {
-    let damage = if message_permits {
-        prop_oneof![
-            Just(Damage::Payload),
-            Just(Damage::Metadata),
-            Just(Damage::MetadataSigned),
-            Just(Damage::Compression),
-            Just(Damage::Batch),
-        ]
-        .boxed()
-    } else {
-        // Without the field a broker's charge for unreadable metadata cannot be known.
-        prop_oneof![
-            Just(Damage::Payload),
-            Just(Damage::Compression),
-            Just(Damage::Batch)
-        ]
-        .boxed()
-    };
-    let one = prop_oneof![
-        4 => Just(vec![Kind::Single]),
-        4 => (1u32..80).prop_map(|size| vec![Kind::Batch(size)]),
-        2 => (2u32..20, damage).prop_map(|(size, damage)| vec![Kind::Bad(size, damage)]),
-        2 => (2i32..5).prop_map(|of| (0..of).map(|index| Kind::Chunk(0, index, of)).collect()),
-    ];
-    prop::collection::vec(one, 1..25).prop_map(|groups| {
-        let mut all = Vec::new();
-        for (number, group) in (1..).zip(groups) {
-            all.extend(group.into_iter().map(|kind| match kind {
-                Kind::Chunk(_, index, of) => Kind::Chunk(number, index, of),
-                other => other,
-            }));
-        }
-        all
-    })
-}
-
-fn config() -> impl Strategy<Value = ConsumerConfig> {
-    (
-        any::<bool>(),
-        prop_oneof![Just(0u32), 1u32..4, 10u32..200],
-        any::<bool>(),
-        any::<bool>(),
-        any::<bool>(),
-        prop_oneof![Just(0), Just(100 * MILLI)],
-        prop::option::of(1u32..4),
-    )
-        .prop_map(
-            |(shared, queue, receipts, index_ack, timeout, group, dead)| {
-                let mut config = ConsumerConfig::new("t", "s");
-                if shared {
-                    config.subscription_type = SubscriptionType::Shared;
-                    config.dead_letter = dead.map(DeadLetterPolicy::new);
-                }
-                config.start = StartPosition::Earliest;
-                config.receiver_queue_size = queue;
-                config.ack_receipt = receipts;
-                config.batch_index_ack = index_ack;
-                config.ack_timeout = if timeout { 10 * SECOND } else { 0 };
-                config.ack_group_time = group;
-                config.negative_ack_redelivery_delay = SECOND;
-                config
-            },
-        )
-}
-
-fn case() -> impl Strategy<Value = (ConsumerConfig, bool, Vec<Kind>, Vec<Step>)> {
-    any::<bool>().prop_flat_map(|message_permits| {
-        (
-            config(),
-            Just(message_permits),
-            kinds(message_permits),
-            prop::collection::vec(step(), 0..250),
-        )
-    })
 }
 
 proptest! {

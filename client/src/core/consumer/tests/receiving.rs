@@ -4,14 +4,14 @@ use super::build;
 use super::config::SECOND;
 use super::*;
 
-fn deliver_chunk(bench: &mut Bench, entry: u64, uuid: &str, index: i32, of: i32) {
+pub(super) fn deliver_chunk(bench: &mut Bench, entry: u64, uuid: &str, index: i32, of: i32) {
     let data = build::chunk(uuid, index, of, of as usize * 2, b"ab");
     bench
         .deliver(entry, data, |c| c.message_permits = Some(1))
         .unwrap();
 }
 
-fn redelivered(bench: &mut Bench) -> Vec<u64> {
+pub(super) fn redelivered(bench: &mut Bench) -> Vec<u64> {
     bench
         .sent(Type::RedeliverUnacknowledgedMessages)
         .into_iter()
