@@ -11,6 +11,15 @@ pub(super) fn routes() -> Router<Shared> {
     Router::new()
         .route("/admin/v2/brokers", get(list))
         .route("/admin/v2/brokers/{cluster}", get(list))
+        // Not clusters of these names.
+        .route(
+            "/admin/v2/brokers/internal-configuration",
+            get(answer::unrouted),
+        )
+        .route(
+            "/admin/v2/brokers/backlog-quota-check",
+            get(answer::unrouted),
+        )
         .route("/admin/v2/brokers/leaderBroker", get(leader))
         .route("/admin/v2/brokers/version", get(version))
 }

@@ -39,9 +39,8 @@ async fn lookup(
     let name = &target.name;
     let creatable = shared.settings().allow_auto_topic_creation;
     if target.partitions.is_none()
-        && !creatable
+        && (!creatable && shared.parent(name).await?.is_none() || shared.is_beyond(name).await?)
         && let Reply::NoTopic = shared.ask(name, Ask::Clients).await?
-        && shared.parent(name).await?.is_none()
     {
         let text = format!("Topic not found {name}");
         return Ok(answer::reason(StatusCode::NOT_FOUND, &text));

@@ -6,9 +6,10 @@ use super::target::{self, Target};
 use super::topics::exists;
 use super::{Answer, Shared};
 use crate::engine::TOO_MANY;
-use crate::engine::admin::{Answer as Reply, Ask};
+use crate::engine::admin::{Answer as Reply, Ask, CursorTarget, SubscriptionAsk};
 use crate::engine::metadata::{Metadata, PARTITIONED, PartitionedTopic, topic_policies_key};
 use crate::engine::name::{Domain, TopicName};
+use crate::store::log::Position;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -16,6 +17,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 
 /// Most partitions of one topic: each is a topic that takes memory.
 pub(super) const PARTITIONS_MAX: u32 = 10_000;
@@ -80,6 +82,13 @@ impl Shared {
         self.partitions_of(name.base()).await
     }
 
+    /// Whether a name is that of a partition behind the last one of its topic: nobody makes it.
+    pub(super) async fn is_beyond(&self, name: &TopicName) -> Result<bool, Refusal> {
+        let parent = self.parent(name).await?;
+        Ok(parent
+            .is_some_and(|parent| i64::from(name.partition()) >= i64::from(parent.topic.count)))
+    }
+
     pub(super) async fn put_partitions(
         &self,
         name: &TopicName,
@@ -132,11 +141,83 @@ impl Shared {
         if !stored.topic.unfinished {
             return Ok(());
         }
-        self.create_topics(stored.names(name), &[]).await?;
+        let names = stored.names(name);
+        let existed = self.create_topics(names.clone(), &[]).await?;
+        self.spread_subscriptions(&names, &existed).await?;
         let mut topic = stored.topic;
         topic.unfinished = false;
         // Whoever changes it otherwise leaves a mark of his own.
         self.put_partitions(name, &topic, stored.version).await?;
+        Ok(())
+    }
+
+    /// Gives every partition the durable subscriptions of the first, as Pulsar does whenever somebody sets the number of partitions: who is
+    /// away while a topic grows misses nothing of its new partitions.
+    async fn spread_subscriptions(
+        &self,
+        names: &[TopicName],
+        existed: &[String],
+    ) -> Result<(), Refusal> {
+        let Some((first, others)) = names.split_first() else {
+            return Ok(());
+        };
+        let wanted: Vec<_> = match self.ask(first, Ask::Stats).await? {
+            Reply::Stats(stats) => stats.subscriptions.into_iter(),
+            Reply::NoTopic => return Ok(()),
+            other => return Err(target::error(first, "", other)),
+        }
+        .filter(|(_, stats)| stats.durable)
+        .map(|(name, stats)| (name, stats.properties))
+        .collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let existed: BTreeSet<&str> = existed.iter().map(String::as_str).collect();
+        let has = self.ask_topics(others, || Ask::Subscriptions).await?;
+        let has: Vec<BTreeSet<String>> = has
+            .into_iter()
+            .map(|reply| match reply {
+                Reply::Names(names) => names.into_iter().collect(),
+                _ => BTreeSet::new(),
+            })
+            .collect();
+        for (subscription, properties) in wanted {
+            // A new partition from its first message on: clients may have found it before us.
+            for fresh in [true, false] {
+                let missing = others.iter().zip(&has).filter(|(name, has)| {
+                    !has.contains(&subscription) && existed.contains(name.as_str()) != fresh
+                });
+                let missing: Vec<TopicName> = missing.map(|(name, _)| name.clone()).collect();
+                let at = CursorTarget {
+                    position: match fresh {
+                        true => Position::EARLIEST,
+                        false => Position::LATEST,
+                    },
+                    batch_index: -1,
+                    excluded: false,
+                };
+                let ask = || Ask::Subscription {
+                    name: subscription.clone(),
+                    ask: SubscriptionAsk::Create {
+                        at,
+                        properties: properties.clone(),
+                        create_topic: false,
+                    },
+                };
+                let replies = self.ask_topics(&missing, ask).await?;
+                for (name, reply) in missing.iter().zip(replies) {
+                    match reply {
+                        // Its own client may be quicker.
+                        Reply::Done | Reply::Exists | Reply::NoTopic => {}
+                        // It has subscriptions of its own, up to its limit: no reason to undo the partitions.
+                        Reply::Conflict(text) => {
+                            tracing::warn!(%name, %subscription, %text, "a partition lacks a subscription of its topic");
+                        }
+                        other => return Err(target::error(name, &subscription, other)),
+                    }
+                }
+            }
+        }
         Ok(())
     }
 
@@ -214,6 +295,9 @@ async fn partitions(State(shared): State<Shared>, target: Target, params: Params
         other => return Err(target.error(other)),
     }
     let settings = shared.settings();
+    if shared.is_beyond(&target.name).await? {
+        return Err(target.missing());
+    }
     if !(params.flag("checkAllowAutoCreation") && settings.allow_auto_topic_creation) {
         return Err(target.missing());
     }

@@ -450,9 +450,19 @@ fn partitions_that_were_left_unmade_are_made() {
     };
     http.put_metadata(key, value);
     http.is_status("PUT", &format!("{TOPIC}-partition-0"), "", 204);
+    http.is_status(
+        "PUT",
+        &format!("{TOPIC}-partition-0/subscription/s"),
+        "",
+        204,
+    );
     assert_eq!(topics(), 1);
     http.is_status("PUT", &format!("{TOPIC}/partitions"), "3", 409);
     assert_eq!(topics(), 3);
+    assert_eq!(
+        http.value(&format!("{TOPIC}-partition-2/subscriptions")),
+        serde_json::json!(["s"])
+    );
     assert_eq!(http.value(&format!("{TOPIC}/properties"))["a"], "b");
     http.is_status("DELETE", &format!("{TOPIC}-partition-2"), "", 204);
     http.put_metadata(key, value);

@@ -215,6 +215,8 @@ pub struct OpenConsumer {
     pub properties: Vec<(String, String)>,
     /// The redelivery epoch of Exclusive consumers.
     pub epoch: Option<u64>,
+    /// What the client says of it, for statistics. Each key once.
+    pub metadata: Vec<(String, String)>,
     /// `host:port` of the client, for statistics.
     pub address: String,
     /// Consumers that its connection has already.

@@ -510,7 +510,7 @@ impl View<'_> {
             let ranges = ranges.iter().map(|(from, to)| json!([from, to]));
             put("keyHashRangeArrays", ranges.collect());
         }
-        put("metadata", Value::Object(Map::new()));
+        put("metadata", texts(&stats.metadata));
         put("lastAckedTime", time(stats.last_acked_ms).into());
         put("lastConsumedTime", time(stats.last_consumed_ms).into());
         Value::Object(all)

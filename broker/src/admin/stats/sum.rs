@@ -19,13 +19,18 @@ pub(super) fn sum(all: &[&TopicStats]) -> TopicStats {
         sum.last_publish_ms = sum.last_publish_ms.max(each.last_publish_ms);
         sum.chunked |= each.chunked;
         sum.waiting_publishers += each.waiting_publishers;
+        let mut unnamed = 0;
         for publisher in &each.publishers {
-            // Producers of one name are one producer with a part on each partition.
-            match sum
-                .publishers
-                .iter_mut()
-                .find(|known| known.name == publisher.name)
-            {
+            // Producers of one name are one producer with a part on each partition. Without a name each part got one of ours:
+            // they are taken in their order, as Pulsar does.
+            let mut known = sum.publishers.iter_mut();
+            let known = if publisher.user_named {
+                known.find(|known| known.user_named && known.name == publisher.name)
+            } else {
+                unnamed += 1;
+                known.filter(|known| !known.user_named).nth(unnamed - 1)
+            };
+            match known {
                 Some(known) => {
                     known.rate_in += publisher.rate_in;
                     known.throughput_in += publisher.throughput_in;

@@ -130,6 +130,8 @@ pub struct ProducerStats {
     pub id: u64,
     /// Its name.
     pub name: String,
+    /// The name is its client's choice, not ours.
+    pub user_named: bool,
     /// What its client says of itself.
     pub metadata: Vec<(String, String)>,
     /// As Pulsar names it.
@@ -204,6 +206,8 @@ pub struct ConsumerStats {
     pub session: SessionRef,
     /// Its name.
     pub name: String,
+    /// What its client says of it.
+    pub metadata: Vec<(String, String)>,
     /// Messages delivered per second.
     pub rate_out: f64,
     /// Bytes delivered per second.

@@ -330,6 +330,12 @@ impl Session {
                 .map(|p| (p.key, p.value))
                 .collect(),
             epoch: subscribe.consumer_epoch,
+            // The limit is on the bytes of keys and values: empty ones would be as many as a frame takes.
+            metadata: std::collections::BTreeMap::from_iter(
+                subscribe.metadata.into_iter().map(|p| (p.key, p.value)),
+            )
+            .into_iter()
+            .collect(),
             address: self.peer.to_string(),
             siblings,
             version: self.version,

@@ -3,8 +3,8 @@
 
 use vela_proto::ServerError;
 
-use super::Topics;
 use super::producer::Producer;
+use super::{Topic, Topics};
 use crate::engine::context::Context;
 use crate::engine::metadata::{NamespacePolicy, SubTypes, TopicPolicy};
 use crate::engine::name::{Domain, TopicName};
@@ -133,7 +133,6 @@ impl Topics {
             return Ok(());
         };
         let limits = topic.limits.unwrap_or_default();
-        let over = |count: usize, limit: u32| limit > 0 && count >= limit as usize;
         let busy = |text: String| Err((ServerError::ConsumerBusy, text));
         let connected = || topic.subs.iter().map(|(_, sub)| sub.roster.len()).sum();
         if limits.consumers > 0 && over(connected(), limits.consumers) {
@@ -162,16 +161,30 @@ impl Topics {
                     topic.name, limits.consumers_per_subscription
                 ))
             }
-            None if over(topic.sub_names.len(), limits.subscriptions) => Err((
-                ServerError::NotAllowedError,
-                format!(
-                    "Topic {} has reached its limit of subscriptions: maxSubscriptionsPerTopic is {}",
-                    topic.name, limits.subscriptions
-                ),
-            )),
+            None => topic
+                .check_subscription_limit()
+                .map_err(|text| (ServerError::NotAllowedError, text)),
             _ => Ok(()),
         }
     }
+}
+
+impl Topic {
+    /// May it have one more subscription? For who has taken the limits over.
+    pub(super) fn check_subscription_limit(&self) -> Result<(), String> {
+        let limit = self.limits.unwrap_or_default().subscriptions;
+        if over(self.sub_names.len(), limit) {
+            return Err(format!(
+                "Topic {} has reached its limit of subscriptions: maxSubscriptionsPerTopic is {limit}",
+                self.name
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn over(count: usize, limit: u32) -> bool {
+    limit > 0 && count >= limit as usize
 }
 
 /// The host of `host:port`.

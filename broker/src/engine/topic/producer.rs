@@ -159,6 +159,7 @@ impl Topics {
                 .lanes
                 .get(topic.lane)
                 .map_or(0, |seat| seat.lane.epoch());
+            open.user_named = false;
             open.name = Some(format!(
                 "{}-{epoch}-{}-{}-{}",
                 cx.settings.cluster_name, cx.core, topic.state.id, topic.names_made

@@ -26,6 +26,7 @@ pub(super) struct Consumer {
     pub(super) client: ClientRef,
     pub(super) name: String,
     pub(super) address: String,
+    pub(super) metadata: Vec<(String, String)>,
     pub(super) version: i32,
     /// 0 is served first.
     priority: i32,
@@ -59,6 +60,7 @@ impl Consumer {
             client,
             name: open.name.clone(),
             address: open.address.clone(),
+            metadata: open.metadata.clone(),
             version: open.version,
             priority: open.priority,
             arrival: 0,

@@ -37,6 +37,7 @@ impl Topic {
                 session: producer.client.session,
                 id: producer.client.id,
                 name: producer.name.clone(),
+                user_named: producer.open.user_named,
                 access_mode: match producer.open.access {
                     AccessMode::Shared => "Shared",
                     AccessMode::Exclusive => "Exclusive",
@@ -114,7 +115,10 @@ impl Topic {
                 consumed: ledgers
                     .entries_between(Position::EARLIEST, self.confirmed)
                     .saturating_sub(acks.backlog(ledgers, self.confirmed)),
-                since_first_unacked: ledgers.entries_between(mark_delete, sub.read),
+                // Up to the position that is read next, as Pulsar counts.
+                since_first_unacked: ledgers
+                    .entries_between(mark_delete, sub.read)
+                    .saturating_add(1),
                 ranges: acks.ranges().take(CursorStats::RANGES_MAX).collect(),
                 ranges_total: acks.ranges().len() as u64,
             };
@@ -193,6 +197,7 @@ impl Consumer {
         ConsumerStats {
             session: self.client.session,
             name: self.name.clone(),
+            metadata: self.metadata.clone(),
             rate_out: self.sent.rate(now.ms),
             throughput_out: self.sent_bytes.rate(now.ms),
             messages_out: self.sent.total(),

@@ -33,6 +33,12 @@ impl Topics {
         };
         match ask {
             SubscriptionAsk::Create { at, properties, .. } => {
+                self.take_limits(cx, slot, now);
+                if let Some(topic) = self.topics.get(slot as usize)
+                    && let Err(text) = topic.check_subscription_limit()
+                {
+                    return reply(cx, asker, Answer::Conflict(text));
+                }
                 self.create_subscription(cx, asker, slot, name, at, &properties);
             }
             SubscriptionAsk::Delete { force } => {
