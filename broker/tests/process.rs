@@ -220,6 +220,60 @@ fn a_log_newer_than_its_metadata_is_refused() {
     }
 }
 
+/// Starts and ends a broker in the directory.
+fn used(dir: &Path) {
+    let mut running = Running::start(&mut broker(dir));
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().code(), Some(0));
+}
+
+#[test]
+fn a_log_that_is_gone_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    used(dir.path());
+    let lane = dir.path().join("lane-0");
+    std::fs::rename(&lane, dir.path().join("elsewhere")).unwrap();
+    for emptied in [false, true] {
+        if emptied {
+            std::fs::create_dir(&lane).unwrap();
+        }
+        for _ in 0..2 {
+            let text = refused(&mut broker(dir.path()));
+            for part in ["shard 0", "lane-0", "earlier start", "backup"] {
+                assert!(text.contains(part), "{text}");
+            }
+        }
+    }
+    std::fs::remove_dir(&lane).unwrap();
+    std::fs::rename(dir.path().join("elsewhere"), &lane).unwrap();
+    used(dir.path());
+}
+
+/// The log is where the broker has written, so it says which file.
+#[test]
+fn a_file_that_is_none_is_named() {
+    for file in [
+        "LOCK",
+        "format",
+        "meta.redb",
+        "lane-0/manifest",
+        "lane-0/00000001.checkpoint",
+        "lane-0/00000009.spare",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        used(dir.path());
+        let path = dir.path().join(file);
+        // Most are there.
+        let _ = std::fs::remove_file(&path);
+        std::fs::create_dir(&path).unwrap();
+        let text = refused(&mut broker(dir.path()));
+        assert!(
+            text.contains(&format!("{}", path.display())),
+            "{file}: {text}"
+        );
+    }
+}
+
 #[test]
 fn too_little_lockable_memory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
