@@ -147,11 +147,13 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         "takes connections at {addresses}"
     );
 
+    let descriptors = preflight::connection_descriptors(data.shards());
     let limits = || {
         let settings = dynamic.settings();
         Limits {
             connections: settings.broker_max_connections,
             per_address: settings.broker_max_connections_per_ip,
+            descriptors,
         }
     };
     let accepting = listen::accept_until(&doors, &post, &limits, &stop);
