@@ -220,6 +220,103 @@ fn a_log_newer_than_its_metadata_is_refused() {
     }
 }
 
+/// Starts and ends a broker in the directory.
+fn used(dir: &Path) {
+    let mut running = Running::start(&mut broker(dir));
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().code(), Some(0));
+}
+
+#[test]
+fn a_log_that_is_gone_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    used(dir.path());
+    let lane = dir.path().join("lane-0");
+    std::fs::rename(&lane, dir.path().join("elsewhere")).unwrap();
+    for emptied in [false, true] {
+        if emptied {
+            std::fs::create_dir(&lane).unwrap();
+        }
+        for _ in 0..2 {
+            let text = refused(&mut broker(dir.path()));
+            for part in ["shard 0", "lane-0", "earlier start", "backup"] {
+                assert!(text.contains(part), "{text}");
+            }
+        }
+    }
+    std::fs::remove_dir(&lane).unwrap();
+    std::fs::rename(dir.path().join("elsewhere"), &lane).unwrap();
+    used(dir.path());
+}
+
+/// The log is where the broker has written, so it says which file.
+#[test]
+fn a_file_that_is_none_is_named() {
+    for file in [
+        "LOCK",
+        "format",
+        "meta.redb",
+        "lane-0/manifest",
+        "lane-0/00000001.checkpoint",
+        "lane-0/00000009.spare",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        used(dir.path());
+        let path = dir.path().join(file);
+        // Most are there.
+        let _ = std::fs::remove_file(&path);
+        std::fs::create_dir(&path).unwrap();
+        let text = refused(&mut broker(dir.path()));
+        assert!(
+            text.contains(&format!("{}", path.display())),
+            "{file}: {text}"
+        );
+    }
+}
+
+/// Without descriptors the log could open no further segment, and would stop for good.
+#[test]
+fn connections_leave_descriptors_to_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner = broker(dir.path());
+    let mut limited = Command::new("sh");
+    limited
+        .args(["-c", "ulimit -n 64 && exec \"$0\" \"$@\""])
+        .arg(inner.get_program())
+        .args(inner.get_args());
+    for (name, _) in inner.get_envs() {
+        limited.env_remove(name);
+    }
+    let mut running = Running::start(&mut limited);
+    let connect = |scheme| {
+        let stream = TcpStream::connect(running.address(scheme)).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream
+    };
+    let mut peers: Vec<TcpStream> = (0..100).map(|_| connect("pulsar://")).collect();
+    let mut told = Vec::new();
+    // A reset is an end as well.
+    let _ = peers.last_mut().unwrap().read_to_end(&mut told);
+    assert!(String::from_utf8_lossy(&told).contains("maximum number of connections"));
+    let _ = connect("http://").read_to_end(&mut told);
+    let open = std::fs::read_dir(format!("/proc/{}/fd", running.child.id())).unwrap();
+    assert!(open.count() <= 56, "the log has none left");
+    drop(peers);
+    let start = Instant::now();
+    let served = || {
+        let mut stream = connect("http://");
+        let mut answer = String::new();
+        let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let _ = stream.read_to_string(&mut answer);
+        answer.contains("vela_connections")
+    };
+    while !served() {
+        assert!(start.elapsed() < LIMIT, "nobody is served again");
+    }
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().code(), Some(0));
+}
+
 #[test]
 fn too_little_lockable_memory_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -253,9 +253,10 @@ fn start_with(
         tokio::net::TcpListener::from_std(listener)?
     };
     let (stop, stopped) = oneshot::channel();
+    let shards = broker.place().shards;
     let shared = shared(broker, limit);
     let app = router(shared.clone());
-    let limits = server::Limits::of(&shared.settings());
+    let limits = server::Limits::of(&shared.settings(), shards);
     let thread = std::thread::Builder::new()
         .name("vela-http".to_owned())
         .spawn(move || {

@@ -18,6 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -44,10 +45,12 @@ pub(super) struct Limits {
     connections: usize,
     header: usize,
     idle: Duration,
+    /// The descriptor from which on sockets are not kept.
+    descriptors: u64,
 }
 
 impl Limits {
-    pub(super) fn of(settings: &Settings) -> Self {
+    pub(super) fn of(settings: &Settings, shards: u32) -> Self {
         let connections = usize::try_from(settings.max_http_server_connections);
         Self {
             connections: connections
@@ -55,6 +58,7 @@ impl Limits {
                 .clamp(1, Semaphore::MAX_PERMITS),
             header: usize::try_from(settings.http_max_request_header_size).unwrap_or(8192),
             idle: Duration::from_millis(settings.http_server_idle_timeout),
+            descriptors: crate::runtime::connection_descriptors(shards),
         }
     }
 }
@@ -83,6 +87,12 @@ pub(super) async fn serve(
             tokio::time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
+        if u64::try_from(socket.as_raw_fd()).is_ok_and(|number| number >= limits.descriptors) {
+            // The log needs the rest. Whoever comes is let go of, and not too often.
+            drop((socket, place));
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        }
         let io = TokioIo::new(Patient::new(socket, limits.idle));
         let service = TowerToHyperService::new(app.clone());
         let mut ended = ended.clone();

@@ -1,7 +1,9 @@
 //! Why the broker does not start: what, why, and what to do about it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use crate::store::meta::MetaError;
 
 /// Start-up failed; nothing is left running.
 #[derive(Debug, thiserror::Error)]
@@ -137,4 +139,14 @@ pub enum StartError {
         /// What was said.
         cause: io::Error,
     },
+}
+
+impl StartError {
+    /// The metadata store of the data directory at `path` failed.
+    pub(super) fn metadata(path: &Path, cause: &MetaError) -> Self {
+        Self::DataDir {
+            path: path.to_path_buf(),
+            cause: cause.to_string(),
+        }
+    }
 }

@@ -11,6 +11,8 @@ pub(super) struct Limits {
     pub(super) connections: u64,
     /// Of one address: `brokerMaxConnectionsPerIp`.
     pub(super) per_address: u64,
+    /// The descriptor from which on sockets are not kept.
+    pub(super) descriptors: u64,
 }
 
 #[derive(Debug, Default)]
@@ -88,6 +90,7 @@ mod tests {
         let limits = Limits {
             connections: 3,
             per_address: 2,
+            ..Limits::default()
         };
         let [a, b] = ["127.0.0.1", "127.0.0.2"].map(|text| text.parse::<IpAddr>().unwrap());
         let first = guests.admit(a, limits).unwrap();

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -194,7 +195,15 @@ fn accept_some<M: Send + 'static>(
                 }
             },
         };
-        let ticket = match guests.admit(peer.ip(), limits()) {
+        let limits = limits();
+        let free = limits.descriptors;
+        if free > 0 && u64::try_from(socket.as_raw_fd()).is_ok_and(|descriptor| descriptor >= free)
+        {
+            complaint.say(|| format!("connection of {peer} refused: descriptors from {free} on are kept for the log. Raise the limit of open files (`ulimit -n`)"));
+            turn_away(socket);
+            continue;
+        }
+        let ticket = match guests.admit(peer.ip(), limits) {
             Ok(ticket) => ticket,
             Err((limit, value)) => {
                 complaint.say(|| format!("connection of {peer} refused: {limit} is {value}"));

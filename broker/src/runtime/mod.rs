@@ -27,6 +27,7 @@ mod watchdog;
 mod web;
 
 pub use error::StartError;
+pub(crate) use preflight::connection_descriptors;
 pub use rates::RateTable;
 pub use start::run;
 

@@ -9,6 +9,18 @@ use rustix::process::{Resource, getrlimit};
 const MEMLOCK_MIN: u64 = 512 * 1024;
 /// Registered memory is counted once per ring, and an executor has three.
 const RINGS: u64 = 3;
+/// Open files that are kept for the broker itself beyond those of its start.
+const FILES: u64 = 32;
+/// The same for each lane: segments that are written and read, the next ones, checkpoint and manifest.
+const FILES_OF_LANE: u64 = 16;
+
+/// The descriptor from which on no connection is kept: what is above stays for the log, which has to go on whoever connects.
+/// The system gives out the lowest free number, so a socket that gets a higher one is one too many.
+pub(crate) fn connection_descriptors(shards: u32) -> u64 {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let own = FILES + FILES_OF_LANE * u64::from(shards);
+    limit - own.min(limit / 4)
+}
 
 /// The CPUs to run on: the first `asked` of those the process may use; 0: all of them.
 ///

@@ -17,7 +17,7 @@ use super::web::Web;
 use crate::admin::{self, Place};
 use crate::config::{self, Settings, Switch, Sync};
 use crate::engine::{self, Engine, EngineConfig, Message, Metadata, ServiceAddress, SharedRates};
-use crate::store::file::{Faults, FileOptions, FileWal, Operation, SyncMode};
+use crate::store::file::{Faults, FileOptions, FileWal, Operation, SyncMode, lane_dir};
 use crate::store::lock::DataDir;
 use crate::store::log::{Lane, LaneConfig, LaneState, recover::recover_lane};
 use crate::store::meta::{Meta, MetaError, MetaService, RedbMeta};
@@ -48,6 +48,9 @@ const CHUNK_OVERHEAD: usize = 64 * 1024;
 /// Every start takes a new epoch from the metadata store, so a log that knows a later one tells that the store was replaced.
 const STALE_METADATA: &str = "the metadata (meta.redb) is older than the log: it was lost, or comes from an older backup than the rest. \
     Restore the whole data directory from one backup, or start with an empty one";
+/// A lane is never without its manifest once it was opened.
+const MISSING_LOG: &str = "holds no log, but did at an earlier start: it was removed, or is not in the backup. Restore the whole data \
+    directory from one backup, or start with an empty one";
 /// Size at which a chunk is sealed, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -72,16 +75,19 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
     let ports = Ports::bind(settings, ip, cores)?;
 
     let Opened {
-        meta,
+        mut meta,
         epochs,
-        metadata,
+        used,
         overrides,
-    } = open_metadata(data.path(), data.shards(), &settings.cluster_name)?;
+    } = open_metadata(data.path(), data.shards())?;
     let dynamic = Arc::new(Dynamic::new(settings.clone(), overrides));
     let settings = dynamic.settings();
     let settings = settings.as_ref();
     let post: Arc<Post<Message>> = Arc::new(Post::new(cores));
-    let lanes = open_lanes(settings, &data, &epochs, &post)?;
+    let lanes = open_lanes(settings, &data, &epochs, used, &post)?;
+    let metadata = load_metadata(&mut meta, data.path(), &settings.cluster_name)?;
+    let meta = MetaService::spawn(Box::new(meta), META_REQUESTS)
+        .map_err(|cause| StartError::metadata(data.path(), &cause))?;
 
     let intake = intake(settings);
     let common = Common {
@@ -141,11 +147,13 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         "takes connections at {addresses}"
     );
 
+    let descriptors = preflight::connection_descriptors(data.shards());
     let limits = || {
         let settings = dynamic.settings();
         Limits {
             connections: settings.broker_max_connections,
             per_address: settings.broker_max_connections_per_ip,
+            descriptors,
         }
     };
     let accepting = listen::accept_until(&doors, &post, &limits, &stop);
@@ -218,25 +226,41 @@ fn open_data_dir(settings: &Settings, cores: u16) -> Result<DataDir, StartError>
 
 /// What the metadata store had to say.
 struct Opened {
-    meta: MetaService,
+    meta: RedbMeta,
     epochs: Vec<u64>,
-    metadata: Metadata,
+    /// Whether an earlier start had opened all lanes, so that they must be there.
+    used: bool,
     /// Settings that were set while running, by name.
     overrides: BTreeMap<String, String>,
 }
 
 /// Opens the metadata store and takes an epoch for each lane: ledger ids are made of it, so those of all lanes differ.
-fn open_metadata(dir: &Path, shards: u32, cluster: &str) -> Result<Opened, StartError> {
-    let fail = |cause: MetaError| StartError::DataDir {
-        path: dir.to_path_buf(),
-        cause: cause.to_string(),
-    };
+fn open_metadata(dir: &Path, shards: u32) -> Result<Opened, StartError> {
+    let fail = |cause: MetaError| StartError::metadata(dir, &cause);
     let mut meta = RedbMeta::open(&dir.join("meta.redb")).map_err(fail)?;
     let epochs = (0..shards)
         .map(|_| meta.new_epoch())
         .collect::<Result<Vec<_>, _>>();
     let epochs = epochs.map_err(fail)?;
-    furnish(&mut meta, cluster).map_err(fail)?;
+    let used = meta.get(FURNISHED).map_err(fail)?.is_some();
+    let mut overrides = BTreeMap::new();
+    for (key, found) in meta.list(config::DYNAMIC).map_err(fail)? {
+        let name = key.strip_prefix(config::DYNAMIC).unwrap_or_default();
+        let text = String::from_utf8_lossy(&found.value);
+        overrides.insert(name.to_owned(), text.into_owned());
+    }
+    Ok(Opened {
+        meta,
+        epochs,
+        used,
+        overrides,
+    })
+}
+
+/// What the cores have to know of it. All lanes are open: what is furnished only now tells the next start so.
+fn load_metadata(meta: &mut RedbMeta, dir: &Path, cluster: &str) -> Result<Metadata, StartError> {
+    let fail = |cause: MetaError| StartError::metadata(dir, &cause);
+    furnish(meta, cluster).map_err(fail)?;
     let mut metadata = Metadata::default();
     for prefix in [
         engine::metadata::NAMESPACE,
@@ -247,18 +271,7 @@ fn open_metadata(dir: &Path, shards: u32, cluster: &str) -> Result<Opened, Start
             metadata.apply(&key, Some(&found.value));
         }
     }
-    let mut overrides = BTreeMap::new();
-    for (key, found) in meta.list(config::DYNAMIC).map_err(fail)? {
-        let name = key.strip_prefix(config::DYNAMIC).unwrap_or_default();
-        let text = String::from_utf8_lossy(&found.value);
-        overrides.insert(name.to_owned(), text.into_owned());
-    }
-    Ok(Opened {
-        meta: MetaService::spawn(Box::new(meta), META_REQUESTS).map_err(fail)?,
-        epochs,
-        metadata,
-        overrides,
-    })
+    Ok(metadata)
 }
 
 /// Gives a new data directory what a Pulsar standalone begins with. What is deleted later stays deleted.
@@ -295,6 +308,7 @@ fn open_lanes(
     settings: &Settings,
     data: &DataDir,
     epochs: &[u64],
+    used: bool,
     post: &Arc<Post<Message>>,
 ) -> Result<Vec<OpenLane>, StartError> {
     let shards = data.shards();
@@ -304,6 +318,10 @@ fn open_lanes(
             path: data.path().to_path_buf(),
             cause: format!("log of shard {shard}: {cause}"),
         };
+        if used && !FileWal::exists(data.path(), shard) {
+            let lane = lane_dir(data.path(), shard);
+            return Err(fail(format!("{} {MISSING_LOG}", lane.display())));
+        }
         let core = core_of(shard, post.cores());
         let waker = Arc::clone(post);
         let options = FileOptions {

@@ -121,6 +121,14 @@ pub fn lane_dir(data: &Path, lane: u32) -> PathBuf {
 }
 
 impl FileWal {
+    /// Whether the lane was ever opened in this data directory.
+    pub fn exists(data: &Path, lane: u32) -> bool {
+        // Not `exists`, which is also false for a link that leads nowhere: that is for opening to tell.
+        manifest::Manifest::path(&lane_dir(data, lane))
+            .symlink_metadata()
+            .is_ok()
+    }
+
     /// Opens lane `lane` of the data directory in `epoch`, which must be above all earlier ones (`Fenced` otherwise).
     ///
     /// A torn tail is cut for good and reported in the answer. Damage found at the end of the lane is `Corrupt` here;
@@ -134,16 +142,14 @@ impl FileWal {
         let dir = lane_dir(data, lane);
         let segment_len = padded(options.segment_bytes).max(2 * PAGE) as u64;
         let spares_max = need::spares_max(options.spares_bytes_max, segment_len);
-        let opened = recover::open(&dir, lane, epoch, segment_len, spares_max)?;
-        let partial = opened
-            .manifest
-            .seals
-            .last()
-            .is_some_and(|s| s.cut.is_some());
+        let (checkpoint, next_checkpoint) = manifest::load_checkpoint(&dir, lane)?;
+        let covered = checkpoint.as_ref().map(|(path, c)| recover::Covered {
+            by: path,
+            upto: c.upto,
+        });
+        let opened = recover::open(&dir, lane, epoch, segment_len, spares_max, covered)?;
+        let checkpoint = checkpoint.map(|(_, checkpoint)| checkpoint);
         let upto = opened.last_seq;
-        let (checkpoint, next_checkpoint) =
-            manifest::load_checkpoint(&dir, lane, |c| c < upto || (c == upto && !partial))
-                .map_err(|e| helpers::wal_error("reading checkpoints in", &dir, &e))?;
         if let Some(torn) = &opened.torn {
             tracing::warn!(
                 file = %torn.file.display(), offset = torn.offset, bytes = torn.bytes, chunk = torn.seq, found = %torn.what,

@@ -71,10 +71,13 @@ pub enum DataDirError {
         dir: PathBuf,
     },
     /// The file system refused.
-    #[error("the data directory {} cannot be used: {error}", dir.display())]
+    #[error(
+        "the data directory cannot be used: {}: {error}. The broker needs to read and write it and all that is in it",
+        path.display()
+    )]
     Io {
-        /// The directory.
-        dir: PathBuf,
+        /// The directory, or the file in it.
+        path: PathBuf,
         /// The error.
         error: io::Error,
     },
@@ -97,16 +100,16 @@ impl DataDir {
         shards: Option<u32>,
         shards_default: u32,
     ) -> Result<Self, DataDirError> {
-        let io = |error: io::Error| DataDirError::Io {
-            dir: path.to_path_buf(),
-            error,
+        let io = |path: &Path| {
+            let path = path.to_path_buf();
+            move |error: io::Error| DataDirError::Io { path, error }
         };
         if path.exists() && !path.is_dir() {
             return Err(DataDirError::NotADirectory {
                 dir: path.to_path_buf(),
             });
         }
-        fs::create_dir_all(path).map_err(io)?;
+        fs::create_dir_all(path).map_err(io(path))?;
         let lock = lock(path)?;
         let file = path.join(FORMAT);
         let shards = match fs::read_to_string(&file) {
@@ -118,7 +121,7 @@ impl DataDir {
                 }
                 let shards = shards.unwrap_or(shards_default).max(1);
                 let text = format!("version={FORMAT_VERSION}\nshards={shards}\n");
-                write_atomically(path, FORMAT, &[text.as_bytes()]).map_err(io)?;
+                write_atomically(path, FORMAT, &[text.as_bytes()]).map_err(io(&file))?;
                 shards
             }
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
@@ -127,7 +130,7 @@ impl DataDir {
                     what: "it is not text".into(),
                 });
             }
-            Err(e) => return Err(io(e)),
+            Err(e) => return Err(io(&file)(e)),
         };
         Ok(Self {
             path: path.to_path_buf(),
@@ -148,8 +151,9 @@ impl DataDir {
 }
 
 fn lock(dir: &Path) -> Result<File, DataDirError> {
+    let path = dir.join(LOCK);
     let io = |error: io::Error| DataDirError::Io {
-        dir: dir.to_path_buf(),
+        path: path.clone(),
         error,
     };
     let mut options = OpenOptions::new();
@@ -158,7 +162,7 @@ fn lock(dir: &Path) -> Result<File, DataDirError> {
         .write(true)
         .create(true)
         .truncate(false)
-        .open(dir.join(LOCK))
+        .open(&path)
         .map_err(io)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}

@@ -79,11 +79,15 @@ impl Manifest {
                 )));
             }
         };
-        let parsed = Self::decode(&raw).ok_or_else(|| WalError::Corrupt {
-            file: path,
-            offset: 0,
-            seq: 0,
-            what: "the lane's manifest does not match its checksum".into(),
+        let parsed = Self::decode(&raw).ok_or_else(|| {
+            let version = u32_at(&raw, 4);
+            let what = match u32_at(&raw, 0) == MANIFEST_MAGIC && version > VERSION && sound(&raw) {
+                true => format!(
+                    "it has version {version}, this build reads version {VERSION}: use the build that made it"
+                ),
+                false => "the lane's manifest does not match its checksum".into(),
+            };
+            WalError::Corrupt { file: path, offset: 0, seq: 0, what }
         });
         parsed.map(Some)
     }
@@ -183,10 +187,8 @@ impl Manifest {
     }
 
     fn decode(raw: &[u8]) -> Option<Self> {
-        let mut zeroed = raw.to_vec();
-        super::super::chunk::put_at(&mut zeroed, 8, &[0; 4]);
         let known = u32_at(raw, 0) == MANIFEST_MAGIC && u32_at(raw, 4) == VERSION;
-        if !known || u32_at(raw, 8) != crc32c::crc32c(&zeroed) {
+        if !known || !sound(raw) {
             return None;
         }
         let mut words = raw.get(16..)?.chunks_exact(8).map(|w| u64_at(w, 0));
@@ -219,6 +221,13 @@ impl Manifest {
             holes,
         })
     }
+}
+
+/// Whether a manifest matches its checksum.
+fn sound(raw: &[u8]) -> bool {
+    let mut zeroed = raw.to_vec();
+    super::super::chunk::put_at(&mut zeroed, 8, &[0; 4]);
+    raw.len() >= 16 && u32_at(raw, 8) == crc32c::crc32c(&zeroed)
 }
 
 /// Replaces `dir/name` by the concatenation of `parts`: all of it or nothing, durable on return.
@@ -267,20 +276,25 @@ pub(super) fn store_checkpoint(
     Ok(())
 }
 
-/// The newest intact checkpoint that `valid` accepts, and the number for the next one. Damaged ones are passed over.
+/// The newest intact checkpoint, and the number for the next one. Damaged ones are passed over.
+///
+/// Checkpoints cover only what is durable, so the log must reach as far: see `recover::open`.
 pub(super) fn load_checkpoint(
     dir: &Path,
     lane: u32,
-    valid: impl Fn(u64) -> bool,
-) -> io::Result<(Option<Checkpoint>, u64)> {
-    let files = checkpoint_files(dir)?;
-    let next = files.first().map_or(1, |f| f.0 + 1);
+) -> Result<(Option<(PathBuf, Checkpoint)>, u64), WalError> {
+    let fail = |path: &Path, e: io::Error| {
+        WalError::Unavailable(format!("reading {}: {e}", path.display()))
+    };
+    let files = match checkpoint_files(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+        files => files.map_err(|e| fail(dir, e))?,
+    };
+    let next = files.first().map_or(1, |f| f.0.saturating_add(1));
     for (_, path) in files {
-        match decode_checkpoint(fs::read(&path)?.into(), lane) {
-            Some(checkpoint) if valid(checkpoint.upto) => return Ok((Some(checkpoint), next)),
-            Some(_) => {
-                tracing::info!(file = %path.display(), "checkpoint is ahead of the log and is not used")
-            }
+        let raw = fs::read(&path).map_err(|e| fail(&path, e))?;
+        match decode_checkpoint(raw.into(), lane) {
+            Some(checkpoint) => return Ok((Some((path, checkpoint)), next)),
             None => tracing::warn!(file = %path.display(), "checkpoint is damaged and is not used"),
         }
     }

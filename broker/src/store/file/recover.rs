@@ -37,6 +37,15 @@ pub(super) struct Opened {
     pub(super) torn: Option<TornTail>,
 }
 
+/// What the newest checkpoint says of the log. Only durable chunks are covered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Covered<'a> {
+    /// Its file.
+    pub(super) by: &'a Path,
+    /// The last chunk it covers.
+    pub(super) upto: u64,
+}
+
 /// A readable chunk header met while scanning a segment.
 #[derive(Debug, Clone, Copy)]
 struct Spot {
@@ -64,6 +73,7 @@ pub(super) fn open(
     epoch: u64,
     spare_len: u64,
     spares_max: usize,
+    covered: Option<Covered<'_>>,
 ) -> Result<Opened, WalError> {
     let fail = |e: io::Error| WalError::Unavailable(format!("opening {}: {e}", dir.display()));
     fs::create_dir_all(dir).map_err(fail)?;
@@ -77,13 +87,13 @@ pub(super) fn open(
             let what = format!("it belongs to lane {}, not to lane {lane}", manifest.lane);
             return Err(corrupt(&Manifest::path(dir), 0, 0, what));
         }
-        None if ids.is_empty() => Manifest::new(lane),
+        None if ids.is_empty() && covered.is_none() => Manifest::new(lane),
         None => {
             return Err(corrupt(
                 &Manifest::path(dir),
                 0,
                 0,
-                "the lane has segments but no manifest".into(),
+                "the lane has segments or checkpoints but no manifest".into(),
             ));
         }
     };
@@ -104,6 +114,7 @@ pub(super) fn open(
             live.get(from..).unwrap_or_default(),
             &manifest,
             spare_len,
+            covered,
         )?;
         torn = end.torn;
         live.iter()
@@ -123,6 +134,13 @@ pub(super) fn open(
                 .into_iter()
                 .map(|s| s.id),
         );
+    } else {
+        check_sealed_end(dir, &live, &manifest)?;
+    }
+    if let Some(covered) = covered.filter(|c| c.upto > manifest.sealed_upto()) {
+        let id = live.last().map_or(manifest.start_id, |s| s.id + 1);
+        let file = segment_path(dir, id);
+        return Err(ends_early(&file, 0, manifest.sealed_upto() + 1, covered));
     }
     manifest.epoch = epoch;
     while let Err(e) = manifest.store(dir) {
@@ -142,7 +160,7 @@ pub(super) fn open(
     }
     spares.sort();
     spares.dedup();
-    let spares = keep_spares(spares, spare_len, spares_max).map_err(fail)?;
+    let spares = keep_spares(spares, spare_len, spares_max)?;
     sync_dir(dir).map_err(fail)?;
     let highest = live
         .last()
@@ -167,6 +185,17 @@ pub(super) fn corrupt(file: &Path, offset: u64, seq: u64, what: String) -> WalEr
         seq,
         what,
     }
+}
+
+/// The log does not reach as far as its newest checkpoint does.
+fn ends_early(file: &Path, offset: u64, seq: u64, covered: Covered<'_>) -> WalError {
+    let what = format!(
+        "the log ends before it, but {} was made when there were chunks up to {}: the end of the log was lost, or comes from \
+         an older backup than the rest",
+        covered.by.display(),
+        covered.upto
+    );
+    corrupt(file, offset, seq, what)
 }
 
 fn sync_file(path: &Path) -> io::Result<()> {
@@ -291,6 +320,44 @@ fn check_complete(dir: &Path, live: &[LiveSegment], manifest: &Manifest) -> Resu
     Ok(())
 }
 
+/// The newest segment of a closed log must hold its last chunk: a file that is missing behind it shows nowhere else.
+fn check_sealed_end(dir: &Path, live: &[LiveSegment], manifest: &Manifest) -> Result<(), WalError> {
+    let last = manifest.sealed_upto();
+    let mut holes = manifest.holes.iter();
+    if last < manifest.start_seq || holes.any(|h| (h.first_seq..=h.last_seq).contains(&last)) {
+        return Ok(());
+    }
+    let Some(segment) = live.last() else {
+        return Ok(());
+    };
+    let path = segment_path(dir, segment.id);
+    let fail = |e: io::Error| WalError::Unavailable(format!("reading {}: {e}", path.display()));
+    let file = File::open(&path).map_err(fail)?;
+    let mut offset = SEGMENT_HEADER_LEN as u64;
+    let mut end = offset;
+    while offset < segment.len {
+        match read_header(&file, offset) {
+            Ok(h)
+                if h.epoch == segment.epoch
+                    && h.lane == manifest.lane
+                    && h.seq >= segment.first_seq =>
+            {
+                if h.seq == last {
+                    return Ok(());
+                }
+                offset += h.padded_len() as u64;
+                end = offset;
+            }
+            Ok(_) | Err(Ok(_)) => offset += PAGE as u64,
+            Err(Err(io)) => return Err(fail(io)),
+        }
+    }
+    let what = format!(
+        "the log was closed with chunk {last}, which is in no segment file: the end of this one, or a file behind it, was lost"
+    );
+    Err(corrupt(&path, end, last, what))
+}
+
 /// Fills in the last chunk of each segment: it ends where the next, a dropped run, or its epoch's end begins.
 fn set_ends(live: &mut [LiveSegment], manifest: &Manifest) {
     let starts: Vec<u64> = live.iter().map(|s| s.first_seq).collect();
@@ -316,14 +383,18 @@ fn set_ends(live: &mut [LiveSegment], manifest: &Manifest) {
     }
 }
 
-/// Keeps up to `max` spares of the right size.
-fn keep_spares(spares: Vec<PathBuf>, len: u64, max: usize) -> io::Result<Vec<PathBuf>> {
+/// Keeps up to `max` spares of the right size. Links are removed: they lead to somebody else's file.
+fn keep_spares(spares: Vec<PathBuf>, len: u64, max: usize) -> Result<Vec<PathBuf>, WalError> {
     let mut kept = Vec::new();
     for path in spares {
-        if kept.len() < max && fs::metadata(&path)?.len() == len {
+        let fits = fs::symlink_metadata(&path).is_ok_and(|m| m.is_file() && m.len() == len);
+        if kept.len() < max && fits {
             kept.push(path);
         } else {
-            fs::remove_file(&path)?;
+            fs::remove_file(&path).map_err(|e| {
+                let what = "removing the spare, which is not one of ours,";
+                WalError::Unavailable(format!("{what} {}: {e}", path.display()))
+            })?;
         }
     }
     Ok(kept)
@@ -344,10 +415,12 @@ fn find_end(
     segments: &[LiveSegment],
     manifest: &Manifest,
     full_len: u64,
+    covered: Option<Covered<'_>>,
 ) -> Result<Ending, WalError> {
     let proven = manifest
         .sealed_upto()
-        .max(manifest.holes.last().map_or(0, |h| h.last_seq));
+        .max(manifest.holes.last().map_or(0, |h| h.last_seq))
+        .max(covered.map_or(0, |c| c.upto));
     let mut spots: Vec<Spot> = Vec::new();
     let mut from = segments.len();
     while from > 0 {
@@ -402,7 +475,17 @@ fn find_end(
         }
         End::Corrupt { seq } => {
             let (file, offset, what) = tail.place(seq);
-            Err(corrupt(&file, offset, seq, what))
+            let ends = spots.iter().all(|s| s.seen.seq < seq);
+            match covered.filter(|_| ends) {
+                // Of several files the one that is missing comes first.
+                Some(_) if segments.is_empty() => Ok(Ending {
+                    last_seq: manifest.sealed_upto(),
+                    cut: None,
+                    torn: None,
+                }),
+                Some(covered) => Err(ends_early(&file, offset, seq, covered)),
+                None => Err(corrupt(&file, offset, seq, what)),
+            }
         }
     }
 }

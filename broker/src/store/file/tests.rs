@@ -462,6 +462,112 @@ fn the_newest_intact_checkpoint_is_found() {
     assert_eq!(open(data.path(), 3, small()).1.checkpoint.unwrap().upto, 3);
 }
 
+/// A checkpoint covers only what is durable, so a log that does not reach as far has lost something.
+#[test]
+fn a_log_that_ends_before_its_checkpoint_is_refused() {
+    type Damage = fn(&Path);
+    const ONE_CHUNK: &str = "its only chunk is damaged";
+    let cases: [(&str, Damage, &str); 6] = [
+        (
+            "last segment gone",
+            |dir| fs::remove_file(last_segment(dir)).unwrap(),
+            ".seg",
+        ),
+        (
+            "it is cut",
+            |dir| cut(&last_segment(dir), SEGMENT_HEADER_LEN as u64),
+            ".seg",
+        ),
+        ("it is empty", |dir| cut(&last_segment(dir), 0), ".seg"),
+        (
+            ONE_CHUNK,
+            |dir| flip(&last_segment(dir), SEGMENT_HEADER_LEN + HEADER_LEN + 3),
+            ".seg",
+        ),
+        (
+            "all segments gone",
+            |dir| {
+                segments(dir)
+                    .iter()
+                    .for_each(|p| fs::remove_file(p).unwrap())
+            },
+            "00000001.seg",
+        ),
+        (
+            "and the manifest",
+            |dir| {
+                segments(dir)
+                    .iter()
+                    .for_each(|p| fs::remove_file(p).unwrap());
+                fs::remove_file(dir.join("manifest")).unwrap();
+            },
+            "manifest",
+        ),
+    ];
+    let syncs = [SyncMode::Always, SyncMode::Never, SyncMode::Interval(LIMIT)];
+    for (sync, closed) in syncs.into_iter().flat_map(|s| [(s, false), (s, true)]) {
+        for (name, damage, file) in cases {
+            if closed && name == ONE_CHUNK {
+                // Found when it is read, as any that is further back.
+                continue;
+            }
+            let data = tempfile::tempdir().unwrap();
+            let options = FileOptions { sync, ..small() };
+            let (mut wal, _) = open(data.path(), 1, options.clone());
+            let mut seq = put(&mut wal, &[vec![1; 10]]);
+            // The last one has one chunk, which the checkpoint covers.
+            while wal.segments().len() < 3
+                || wal.segments().last().is_none_or(|s| s.first_seq != seq)
+            {
+                seq = put(&mut wal, &[vec![1; 30_000]]);
+            }
+            wal.put_checkpoint(1, seq, Bytes::from_static(b"state"))
+                .unwrap();
+            event(&mut wal, |e| {
+                matches!(e, WalEvent::Checkpoint { result: Ok(()), .. })
+            });
+            if closed {
+                wal.close().unwrap();
+            }
+            drop(wal);
+            let dir = lane_dir(data.path(), 0);
+            damage(&dir);
+            for epoch in [2, 3] {
+                // Again and again: refusing changes nothing.
+                let error = FileWal::open(data.path(), 0, epoch, options.clone()).unwrap_err();
+                assert!(
+                    matches!(&error, WalError::Corrupt { file: at, .. } if at.to_string_lossy().ends_with(file)),
+                    "{name}: {error}"
+                );
+            }
+        }
+    }
+}
+
+fn segments(dir: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+    let mut files: Vec<_> = files
+        .filter(|p| p.extension().is_some_and(|e| e == "seg"))
+        .collect();
+    files.sort();
+    files
+}
+
+fn last_segment(dir: &Path) -> PathBuf {
+    segments(dir).pop().unwrap()
+}
+
+fn cut(path: &Path, len: u64) {
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_len(len).unwrap();
+}
+
+fn flip(path: &Path, at: usize) {
+    let mut raw = fs::read(path).unwrap();
+    raw[at] ^= 1;
+    fs::write(path, raw).unwrap();
+}
+
 #[test]
 fn bounds_and_numbers_are_enforced_and_sealing_ends_the_stream() {
     let data = tempfile::tempdir().unwrap();
