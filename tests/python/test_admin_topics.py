@@ -285,7 +285,7 @@ def test_what_was_answered_survives_kill(make_broker):
 
 @pytest.mark.restart
 def test_space_of_deleted_topics_is_used_again(make_broker):
-    broker = make_broker(arguments=["--segment-size-mb", "8"]).start()
+    broker = make_broker(arguments=["--segment-size-mb", "8", "--spare-segments-max-mb", "16"]).start()
     admin = Admin(broker)
     client = pulsar.Client(broker.url)
     data = broker.log_path.parent / "data"
