@@ -126,7 +126,7 @@ fn get(address: &str, path: &str) -> String {
 #[test]
 fn starts_serves_and_ends_when_asked() {
     let dir = tempfile::tempdir().unwrap();
-    for signal in [Signal::TERM, Signal::INT] {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut running = Running::start(&mut broker(dir.path()));
         let web = running.address("http://").to_owned();
         assert!(get(&web, "/admin/v2/brokers/health").ends_with("\r\nok"));
@@ -139,6 +139,31 @@ fn starts_serves_and_ends_when_asked() {
         let errors = running.errors();
         assert!(errors.contains("stopped"), "{errors}");
     }
+}
+
+/// `nohup vela` must not end with the terminal.
+#[test]
+fn a_hang_up_that_is_ignored_at_the_start_stays_ignored() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain = broker(dir.path());
+    let mut command = Command::new("nohup");
+    command.arg(plain.get_program()).args(plain.get_args());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let mut running = Running::start(command.stdin(Stdio::null()));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", running.child.id())).unwrap();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
+    assert_eq!(mask & 1, 1, "{status}");
+    running.signal(Signal::HUP);
+    let web = running.address("http://").to_owned();
+    assert!(get(&web, "/admin/v2/brokers/health").ends_with("\r\nok"));
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().code(), Some(0), "{}", running.errors());
 }
 
 #[test]
