@@ -15,6 +15,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use rustix::io::Errno;
 
 use super::super::chunk::{Chunk, PAGE};
+use super::super::regular;
 use super::super::wal::{Space, Wake, WalError};
 use super::manifest::Seal;
 use super::segment::{
@@ -300,7 +301,7 @@ fn read_one(
     {
         Some(table) => table,
         None => {
-            let file = File::open(&path).map_err(|e| match e.kind() {
+            let file = regular::open(&path).map_err(|e| match e.kind() {
                 io::ErrorKind::NotFound => WalError::Trimmed,
                 _ => wal_error("reading", &path, &e),
             })?;
