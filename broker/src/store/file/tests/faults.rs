@@ -4,10 +4,13 @@ use rustix::io::Errno;
 
 use super::*;
 
+/// Makes an error.
+pub(super) type Make = fn() -> io::Error;
+
 /// Fails chosen operations while `on`.
 pub(super) struct Broken {
     pub(super) on: AtomicBool,
-    pub(super) error: fn() -> io::Error,
+    pub(super) error: Make,
     pub(super) hits: fn(Operation) -> bool,
     /// How often it failed something.
     pub(super) count: AtomicU64,
@@ -25,10 +28,7 @@ impl Faults for Broken {
     }
 }
 
-pub(super) fn broken(
-    error: fn() -> io::Error,
-    hits: fn(Operation) -> bool,
-) -> (Arc<Broken>, FileOptions) {
+pub(super) fn broken(error: Make, hits: fn(Operation) -> bool) -> (Arc<Broken>, FileOptions) {
     let broken = Arc::new(Broken {
         on: AtomicBool::new(true),
         error,
@@ -117,7 +117,7 @@ fn no_room_for_segments_is_said_early_and_ends_by_itself() {
 }
 
 /// What the system says when it has nothing left to give, and nothing is wrong with the disk.
-const EXHAUSTED: [(fn() -> io::Error, &str); 4] = [
+const EXHAUSTED: [(Make, &str); 4] = [
     (|| Errno::MFILE.into(), "ulimit -n"),
     (|| Errno::NFILE.into(), "fs.file-max"),
     (|| Errno::NOMEM.into(), "memory"),
