@@ -192,6 +192,64 @@ def test_statistics_show_the_hashes_that_drain(broker, make_raw, topic):
     assert (shown["drainingHashesCount"], shown["drainingHashesClearedTotal"]) == (0, 1)
 
 
+def test_only_keys_that_can_drain_are_shown_to_drain(broker, make_raw, topic):
+    """Sticky ranges and delivery out of order wait for nobody; nothing of it is told of a topic without storage."""
+    kinds = {
+        "split": {"keySharedMode": "AUTO_SPLIT"},
+        "sticky": {"keySharedMode": "STICKY", "hashRanges": [{"start": 0, "end": 65535}]},
+    }
+    volatile = topic.replace("persistent://", "non-persistent://", 1)
+    raw = make_raw()
+    for number, (name, meta) in enumerate(kinds.items()):
+        raw.subscribe(topic, name, "Key_Shared", consumer_id=number, keySharedMeta=meta)
+        raw.subscribe(volatile, name, "Key_Shared", consumer_id=10 + number, keySharedMeta=meta)
+    raw.subscribe(volatile, "one", "Exclusive", consumer_id=20)
+    shown = topic_stats(broker, topic)["subscriptions"]
+    assert shown["split"]["keySharedMode"] == "AUTO_SPLIT" and shown["sticky"]["keySharedMode"] == "STICKY"
+    assert shown["split"]["consumers"][0]["drainingHashes"] == []
+    assert "drainingHashes" not in shown["sticky"]["consumers"][0]
+    assert all("keyHashRangeArrays" in shown[name]["consumers"][0] for name in kinds)
+    shown = topic_stats(broker, volatile)["subscriptions"]
+    assert not {"keySharedMode", "activeConsumerName"} & set().union(*shown.values())
+    assert not {"drainingHashes", "keyHashRangeArrays"} & set().union(*(sub["consumers"][0] for sub in shown.values()))
+
+
+def test_a_read_waits_only_at_the_end_with_permits(broker, raw, topic):
+    def waits():
+        status, stats = admin(broker, "GET", admin_path(topic) + "/internalStats")
+        assert status == 200, stats
+        cursor = stats["cursors"]["s"]
+        assert cursor["active"] is True
+        return cursor["waitingReadOp"], stats["waitingCursorsCount"]
+
+    raw.subscribe(topic, "s", "Shared")
+    raw.expect_alive()
+    assert waits() == (False, 0)
+    raw.flow(1)
+    eventually(lambda: waits() == (True, 1))
+    publish_raw(raw, topic, 2)
+    raw.expect("MESSAGE")
+    # There is more to read, and nobody to read it for.
+    assert waits() == (False, 0)
+    raw.flow(2)
+    raw.expect("MESSAGE")
+    eventually(lambda: waits() == (True, 1))
+
+
+@pytest.mark.vela_only
+def test_ranges_of_acknowledged_entries_have_a_size(broker, raw, topic):
+    """Vela keeps a range in 24 bytes; Pulsar's size depends on its own encoding and on when it stored them last."""
+    positions = publish_raw(raw, topic, 5)
+    raw.subscribe(topic, "s", "Shared")
+    raw.flow(10)
+    raw.messages(5)
+    raw.ack(positions[1], positions[3])
+    stats = topic_stats(broker, topic)
+    for shown in stats, stats["subscriptions"]["s"]:
+        assert shown["nonContiguousDeletedMessagesRanges"] == 2
+        assert shown["nonContiguousDeletedMessagesRangesSerializedSize"] == 48
+
+
 class TestUnsubscribing:
     """BC-64 (apache/pulsar#13787, #21451, apache/pulsar-client-go#283): a refused one broke its consumer; a deleted subscription was
     still listed with dead consumers, or came back."""

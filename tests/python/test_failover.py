@@ -5,6 +5,8 @@ import time
 import pulsar
 import pytest
 
+from publishing import admin, admin_path
+
 DELAY = 1.0
 # A busy machine may be late, never early.
 LATE = 30
@@ -208,3 +210,13 @@ def test_official_consumers_hand_over(make_client, topic):
             break
     # What a consumer had prefetched and acknowledged late may come again; order and completeness hold.
     assert sorted(set(seen)) == list(range(30))
+
+
+def test_an_unload_closes_those_that_wait_too(broker, raw, topic, publish):
+    publish(b"0")
+    for consumer_id, name in (1, "a"), (2, "b"), (3, "c"):
+        join(raw, topic, consumer_id, name)
+    active(raw, 3)
+    assert admin(broker, "PUT", admin_path(topic) + "/unload")[0] == 204
+    closed = {raw.expect("CLOSE_CONSUMER", LATE, skip=("ACTIVE_CONSUMER_CHANGE",))["consumer_id"] for _ in range(3)}
+    assert closed == {1, 2, 3}

@@ -139,21 +139,48 @@ async fn metadata(State(shared): State<Shared>, Path(path): Parts) -> Answer {
     Ok(answer::value(&json!({ "info": info, "index": index })))
 }
 
-/// The schema of a body.
-fn given(headers: &HeaderMap, bytes: &[u8]) -> Result<Schema, Refusal> {
+/// The schema of a body, and whether it calls itself `BYTES`.
+///
+/// Plain bytes have no type of their own in what is stored: there they are `NONE`. So a schema called `BYTES` can be a topic's first one and
+/// never follows another, not even itself, as Pulsar has it.
+struct Given {
+    schema: Schema,
+    bytes: bool,
+}
+
+impl Given {
+    /// May it come next, as far as its name goes?
+    fn check(&self, versions: &Versions, strategy: Strategy) -> Result<(), SchemaError> {
+        match versions.latest() {
+            Some(latest) if self.bytes && strategy != Strategy::AlwaysCompatible => {
+                Err(SchemaError::Incompatible(format!(
+                    "Incompatible schema: exists schema type {}, new schema type BYTES",
+                    latest.schema.kind.name()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn given(headers: &HeaderMap, bytes: &[u8]) -> Result<Given, Refusal> {
     let body = answer::body(headers, bytes)?;
     let kind = body.get("type").and_then(Value::as_str).unwrap_or_default();
     let Some(data) = body.get("schema").and_then(Value::as_str) else {
         return Err(answer::internal("the body has no field \"schema\"").into());
     };
+    let plain = kind == "BYTES";
     let Some(kind) = SchemaType::from_name(kind) else {
         return Err(answer::internal(&format!("{kind:?} is no type of schema")).into());
     };
     let properties = answer::string_map(body.get("properties").unwrap_or(&Value::Null))?;
-    Ok(Schema {
-        kind,
-        data: Bytes::from(data.to_owned()),
-        properties: properties.into_iter().collect(),
+    Ok(Given {
+        schema: Schema {
+            kind,
+            data: Bytes::from(data.to_owned()),
+            properties: properties.into_iter().collect(),
+        },
+        bytes: plain,
     })
 }
 
@@ -175,7 +202,7 @@ async fn add(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Answer {
-    let schema = given(&headers, &bytes)?;
+    let given = given(&headers, &bytes)?;
     for _ in 0..TRIES {
         let mut found = shared.schema(&path).await?;
         let strategy = shared.strategy(&found).await?;
@@ -183,7 +210,9 @@ async fn add(
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        let put = match found.versions.put(schema.clone(), strategy, now) {
+        let fits = given.check(&found.versions, strategy);
+        let put = fits.and_then(|()| found.versions.put(given.schema.clone(), strategy, now));
+        let put = match put {
             Ok(put) => put,
             Err(error) => return Ok(refused(&error)),
         };
@@ -229,11 +258,12 @@ async fn compatibility(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Answer {
-    let schema = given(&headers, &bytes)?;
+    let given = given(&headers, &bytes)?;
     let found = shared.schema(&path).await?;
     let strategy = shared.strategy(&found).await?;
-    let checked = schema.validate();
-    match checked.and_then(|()| found.versions.check(&schema, strategy)) {
+    let checked = given.schema.validate();
+    let checked = checked.and_then(|()| given.check(&found.versions, strategy));
+    match checked.and_then(|()| found.versions.check(&given.schema, strategy)) {
         Ok(()) => {
             let mut response = answer::value(&json!({
                 "schemaCompatibilityStrategy": strategy.name(), "compatibility": true,
@@ -252,7 +282,7 @@ async fn find(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Answer {
-    let schema = given(&headers, &bytes)?;
+    let schema = given(&headers, &bytes)?.schema;
     let found = shared.schema(&path).await?;
     let version = found.versions.find(&schema).map(Value::from);
     let version = version.unwrap_or_else(|| (-1).into());

@@ -202,6 +202,48 @@ fn schemas_get_versions() {
     http.is_status("GET", &at("schema"), "", 404);
 }
 
+/// `BYTES` may begin a topic's schemas and never follow one, as Pulsar has it; `NONE` may.
+#[test]
+fn plain_bytes_are_uploaded_once() {
+    let http = http();
+    let at = |path: &str| format!("/admin/v2/schemas/t/n/x/{path}");
+    let of = |kind: &str, text: &str| {
+        serde_json::json!({"type": kind, "schema": text, "properties": {}}).to_string()
+    };
+    http.is_status("POST", &at("compatibility"), &of("BYTES", ""), 202);
+    http.is_status("POST", &at("schema"), &of("BYTES", ""), 200);
+    for text in ["", "other"] {
+        let body = http.is_status("POST", &at("schema"), &of("BYTES", text), 409);
+        assert!(
+            body.contains("exists schema type NONE, new schema type BYTES"),
+            "{body}"
+        );
+        http.is_status("POST", &at("compatibility"), &of("BYTES", text), 500);
+    }
+    assert_eq!(
+        http.value(&at("schemas"))["getSchemaResponses"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+    http.is_status("POST", &at("schema"), &of("NONE", ""), 200);
+    // Deleted is gone: it may begin again.
+    http.is_status("DELETE", &at("schema"), "", 200);
+    http.is_status("POST", &at("schema"), &of("BYTES", ""), 200);
+}
+
+#[test]
+fn filters_that_are_not_there_are_refused() {
+    let http = http();
+    let path = "/admin/v2/namespaces/t/n/entryFilters";
+    let body = http.is_status("POST", path, r#"{"entryFilterNames":"one,two"}"#, 400);
+    assert!(body.contains("'one'"), "{body}");
+    http.is_status("POST", path, r#"{"entryFilterNames":" , "}"#, 400);
+    assert_eq!(http.is_status("GET", path, "", 200), "");
+    http.is_status("DELETE", path, "", 204);
+}
+
 #[test]
 fn a_core_that_does_not_answer_is_told_of() {
     let http = Http::with(Duration::from_millis(50));

@@ -209,3 +209,41 @@ fn a_change_ends_with_the_last_consumer() {
     world.advance(1);
     assert_eq!(client.texts(&mut world), ["a"]);
 }
+
+/// An unload closes everybody, as in Pulsar; a seek only the one that is served.
+#[test]
+fn an_unload_closes_those_that_wait_too() {
+    let closed = |client: &mut Client, world: &mut World| {
+        world.run_until_idle();
+        client.listen(world);
+        let closed = std::mem::take(&mut client.inbox).into_iter();
+        let mut closed: Vec<u64> = closed
+            .filter_map(|i| Some(i.command.close_consumer?.consumer_id))
+            .collect();
+        closed.sort_unstable();
+        closed
+    };
+    let (mut world, topic, mut client) = filled(&["a", "b"]);
+    for (id, name) in [(7, "x"), (8, "y"), (9, "z")] {
+        join(&mut client, &mut world, &topic, id, name, 0);
+        client.flow(&mut world, id, 10);
+    }
+    world.advance(1000);
+    let active = changes(&mut client, &mut world)
+        .iter()
+        .find(|(_, active)| *active)
+        .unwrap()
+        .0;
+    assert_eq!(client.texts(&mut world), ["a", "b"]);
+    let request = client.request();
+    client.say(&mut world, &say::seek_id(active, request, say::id(0, 0)));
+    assert_eq!(closed(&mut client, &mut world), [active]);
+    world.ask(&topic, vela_broker::engine::admin::Ask::Unload);
+    let others: Vec<u64> = [7, 8, 9].into_iter().filter(|id| *id != active).collect();
+    assert_eq!(closed(&mut client, &mut world), others);
+    // Nobody is served meanwhile, and who comes back gets what is there.
+    join(&mut client, &mut world, &topic, 10, "x", 0);
+    client.flow(&mut world, 10, 10);
+    world.advance(1000);
+    assert_eq!(client.texts(&mut world), ["a", "b"]);
+}

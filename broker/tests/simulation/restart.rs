@@ -228,3 +228,69 @@ fn sixty_thousand_holes_survive() {
         assert_eq!(stats.msg_backlog, Some(60_000));
     }
 }
+
+/// A cumulative acknowledgment whose set leaves the last messages of a batch out clears nothing below its highest open message.
+#[test]
+fn a_cumulative_ack_of_the_end_of_a_batch_is_kept() {
+    for clean in [true, false] {
+        let mut world = World::new(small());
+        let topic = world.topic_on(1, "t");
+        let mut client = Client::connect(&mut world, 0);
+        client.producer(&mut world, &topic, 1);
+        client.subscribe(&mut world, &topic, "s", false, 7);
+        for i in 0..2 {
+            client.send_batch(&mut world, 1, i, 10, "m");
+        }
+        client.flow(&mut world, 7, 1000);
+        let got = client.messages(&mut world);
+        // What is in front of it is acknowledged already.
+        client.ack(&mut world, 7, vec![got[0].id()], true);
+        let mut id = got[1].id();
+        id.ack_set = vec![0b1_1111];
+        client.ack(&mut world, 7, vec![id.clone()], true);
+        // A second time it changes nothing, and loses nothing.
+        client.ack(&mut world, 7, vec![id], true);
+        if clean {
+            world.restart();
+        } else {
+            world.crash(|_, _| Kept::Nothing);
+        }
+        let mut client = Client::connect(&mut world, 1);
+        client.subscribe(&mut world, &topic, "s", false, 7);
+        client.flow(&mut world, 7, 1000);
+        let got = client.messages(&mut world);
+        assert_eq!(got.len(), 1);
+        assert_eq!(
+            (got[0].permits, got[0].ack_set.clone()),
+            (Some(5), vec![0b1_1111])
+        );
+    }
+}
+
+/// What a seek into a batch leaves out is neither delivered nor counted.
+#[test]
+fn a_seek_into_a_batch_counts_what_is_delivered() {
+    let mut world = World::new(small());
+    let topic = world.topic_on(1, "t");
+    let mut client = Client::connect(&mut world, 0);
+    client.producer(&mut world, &topic, 1);
+    client.subscribe(&mut world, &topic, "s", true, 7);
+    for i in 0..5 {
+        client.send_batch(&mut world, 1, i, 10, "m");
+    }
+    client.flow(&mut world, 7, 1000);
+    let mut id = client.messages(&mut world)[0].id();
+    id.ack_set = vec![0b11_1110_0000];
+    let request = client.request();
+    client.say(&mut world, &say::seek_id(7, request, id));
+    client.success(&mut world, request);
+    client.subscribe(&mut world, &topic, "s", true, 8);
+    client.flow(&mut world, 8, 1000);
+    let got = client.messages(&mut world);
+    assert_eq!(got.iter().map(|m| m.permits.unwrap()).sum::<u32>(), 45);
+    let request = client.request();
+    client.say(&mut world, &say::stats(8, request));
+    let stats = client.expect(&mut world, Type::ConsumerStatsResponse);
+    let stats = stats.command.consumer_stats_response.unwrap();
+    assert_eq!(stats.unacked_messages, Some(45));
+}

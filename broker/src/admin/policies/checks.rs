@@ -288,7 +288,14 @@ pub(super) fn subscription_types(_: &Policy, value: &Value) -> Result<Value, Ref
 
 pub(super) fn entry_filters(policy: &Policy, value: &Value) -> Result<Value, Refusal> {
     let given = fields(policy, value)?;
-    Ok(
-        json!({ "entryFilterNames": given.get("entryFilterNames").and_then(Value::as_str).unwrap_or_default() }),
-    )
+    let names = given.get("entryFilterNames").and_then(Value::as_str);
+    // There are none here, so every name is unknown, and none at all says nothing.
+    let text = match names.and_then(|names| names.split(',').map(str::trim).find(|n| !n.is_empty()))
+    {
+        Some(name) => format!(
+            "Entry filter '{name}' not found: this broker has no entry filters, remove the policy"
+        ),
+        None => "entryFilterNames names no entry filter: remove the policy instead".to_owned(),
+    };
+    Err(invalid(&text))
 }

@@ -80,7 +80,7 @@ fn internal(stats: &InternalStats, persistent: bool) -> Value {
     let waiting = stats
         .cursors
         .values()
-        .filter(|cursor| cursor.active)
+        .filter(|cursor| cursor.waiting)
         .count();
     put(
         "waitingCursorsCount",
@@ -158,7 +158,7 @@ fn cursor(stats: &CursorStats, persistent: bool) -> Value {
     json!({
         "markDeletePosition": position(stats.mark_delete),
         "readPosition": position(stats.read),
-        "waitingReadOp": stats.active,
+        "waitingReadOp": stats.waiting,
         "pendingReadOps": 0,
         "messagesConsumedCounter": stats.consumed,
         // Cursors are part of the log, and have no ledger of their own.
@@ -170,7 +170,7 @@ fn cursor(stats: &CursorStats, persistent: bool) -> Value {
         "active": stats.active,
         "numberOfEntriesSinceFirstNotAckedMessage": stats.since_first_unacked,
         "totalNonContiguousDeletedMessagesRange": stats.ranges_total,
-        "subscriptionHavePendingRead": stats.active,
+        "subscriptionHavePendingRead": stats.waiting,
         "subscriptionHavePendingReplayRead": stats.replay,
         "properties": {},
     })

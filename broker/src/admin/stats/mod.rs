@@ -15,6 +15,7 @@ use crate::engine::admin::{
     TopicStats,
 };
 use crate::engine::message::{CoreId, SessionRef};
+use crate::store::log::RANGE_BYTES;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -306,7 +307,10 @@ impl View<'_> {
             put("topicEpoch", epoch.into());
         }
         put("nonContiguousDeletedMessagesRanges", ranges.into());
-        put("nonContiguousDeletedMessagesRangesSerializedSize", 0.into());
+        put(
+            "nonContiguousDeletedMessagesRangesSerializedSize",
+            ranges.saturating_mul(RANGE_BYTES).into(),
+        );
         let delayed = stats.subscriptions.values().map(|sub| sub.delayed_memory);
         put(
             "delayedMessageIndexSizeInBytes",
@@ -438,7 +442,10 @@ impl View<'_> {
             "nonContiguousDeletedMessagesRanges",
             stats.ack_ranges.into(),
         );
-        put("nonContiguousDeletedMessagesRangesSerializedSize", 0.into());
+        put(
+            "nonContiguousDeletedMessagesRangesSerializedSize",
+            stats.ack_ranges.saturating_mul(RANGE_BYTES).into(),
+        );
         put(
             "delayedMessageIndexSizeInBytes",
             stats.delayed_memory.into(),
@@ -492,7 +499,7 @@ impl View<'_> {
         put("drainingHashesCount", stats.draining.len().into());
         put("drainingHashesClearedTotal", stats.drained.into());
         put("drainingHashesUnackedMessages", draining.into());
-        if stats.key_ranges.is_some() {
+        if stats.drains {
             let each = stats.draining.iter().map(|(hash, unacked, blocked)| {
                 json!({ "hash": hash, "unackMsgs": unacked, "blockedAttempts": blocked })
             });

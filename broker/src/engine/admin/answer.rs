@@ -240,6 +240,8 @@ pub struct ConsumerStats {
     pub key_ranges: Option<Vec<(u32, u32)>>,
     /// Hashes it holds messages of that are another consumer's by now: hash, unacknowledged messages, attempts that waited.
     pub draining: Vec<(u32, u32, u32)>,
+    /// Hashes can come to be such: new owners of keys wait for it.
+    pub drains: bool,
     /// Hashes that it held so and that are free.
     pub drained: u64,
 }
@@ -289,6 +291,8 @@ pub struct CursorStats {
     pub read: Position,
     /// Consumers are connected.
     pub active: bool,
+    /// Everything was read, and somebody could be sent the next entry.
+    pub waiting: bool,
     /// Entries wait to be delivered again.
     pub replay: bool,
     /// Entries acknowledged, since the first one there is.

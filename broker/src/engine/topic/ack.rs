@@ -11,7 +11,7 @@ use crate::engine::context::Context;
 use crate::engine::message::{AckedId, ClientRef, Message};
 use crate::engine::session::throttling::hold;
 use crate::engine::time::Now;
-use crate::store::log::{self, Position, Record};
+use crate::store::log::{self, Position, Record, TopicState};
 use vela_limiter::Reason;
 
 type Refusal = Option<(ServerError, &'static str)>;
@@ -134,12 +134,17 @@ impl Topics {
         } else {
             id
         };
+        let in_part =
+            |state: &TopicState, sub: &Subscription| sub.acks(state).ack_set(id.position).is_some();
+        let was_in_part = in_part(&topic.state, sub);
         let outcome = match sub.cursor {
             Some(cursor) => {
                 let outcome = topic
                     .state
                     .ack_cumulative(cursor, id.position, &id.ack_set)?;
-                if outcome.is_ok_and(|outcome| outcome.newly_acked || outcome.cleared > 0) {
+                // A first set is kept whatever it counts as cleared: the size of the batch is not known here.
+                let first_set = !was_in_part && in_part(&topic.state, sub);
+                if outcome.is_ok_and(|o| o.newly_acked || o.cleared > 0 || first_set) {
                     seat.append(&Record::MarkDeleted {
                         topic: topic.state.id,
                         cursor,

@@ -13,6 +13,17 @@ use crate::engine::time::Now;
 use crate::store::log::{Position, Record};
 use vela_proto::ServerError;
 
+/// Why consumers are closed from this side.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub(super) enum Expel {
+    /// The cursor is moved: they come back. Those of a Failover subscription that are not served stay.
+    Seek,
+    /// The topic is unloaded: all of them come back.
+    Unload,
+    /// The subscription ends.
+    End,
+}
+
 impl Topics {
     pub(super) fn open_consumer(
         &mut self,
@@ -352,15 +363,14 @@ impl Topics {
         }
     }
 
-    /// Closes consumers of a subscription from this side, all or all but one. For a seek, those of a Failover subscription that are not
-    /// active stay.
+    /// Closes consumers of a subscription from this side, all or all but one.
     pub(super) fn expel(
         &mut self,
         cx: &mut Context,
         slot: u32,
         sub_slot: u32,
         except: Option<ClientRef>,
-        seeking: bool,
+        why: Expel,
         now: Now,
     ) {
         let Some(sub) = self
@@ -373,7 +383,7 @@ impl Topics {
         let gone: Vec<(u32, ClientRef)> = sub
             .roster
             .iter()
-            .filter(|(index, _)| !seeking || sub.dispatcher.is_active(*index))
+            .filter(|(index, _)| why != Expel::Seek || sub.dispatcher.is_active(*index))
             .map(|(index, consumer)| (index, consumer.client))
             .filter(|(_, client)| except.is_none_or(|kept| kept.key() != client.key()))
             .collect();
@@ -386,7 +396,7 @@ impl Topics {
                     by_broker: true,
                 },
             );
-            self.remove_consumer(cx, slot, sub_slot, consumer, seeking, now);
+            self.remove_consumer(cx, slot, sub_slot, consumer, why != Expel::End, now);
         }
     }
 
@@ -425,7 +435,7 @@ impl Topics {
         }
         let durable = sub.cursor;
         if others {
-            self.expel(cx, slot, sub_slot, Some(client), false, now);
+            self.expel(cx, slot, sub_slot, Some(client), Expel::End, now);
         }
         self.remove_consumer(cx, slot, sub_slot, consumer, false, now);
         let Some(topic) = self.topics.get_mut(slot as usize) else {

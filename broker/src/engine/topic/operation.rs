@@ -5,6 +5,7 @@ use vela_proto::ServerError;
 
 use super::ack::MAX_WORDS;
 use super::by_time::TimeSearch;
+use super::joining::Expel;
 use super::lanes::LaneSeat;
 use super::openings::ConsumerSeat;
 use super::subscription::mark_delete;
@@ -100,7 +101,7 @@ impl Topics {
         }
         sub.resetting = true;
         sub.reset_for = Some(client.key());
-        self.expel(cx, slot, sub_slot, None, true, now);
+        self.expel(cx, slot, sub_slot, None, Expel::Seek, now);
         match target {
             SeekTarget::Position(position, ack_set) => {
                 let Some(topic) = self.topics.get_mut(slot as usize) else {

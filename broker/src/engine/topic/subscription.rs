@@ -204,6 +204,21 @@ impl Subscription {
         !self.replay.is_empty() || due || self.dispatcher.has_aside(&self.roster) || new()
     }
 
+    /// Does it wait for entries to come? Somebody can be sent one, nothing keeps it from reading, and everything was read.
+    pub(super) fn waits_for_entries(
+        &self,
+        state: &crate::store::log::TopicState,
+        confirmed: Position,
+    ) -> bool {
+        let reads = !self.resetting
+            && !self.blocked
+            && !self.stopped
+            && self.dispatcher.is_ready(&self.roster)
+            && self.dispatcher.reads_on();
+        let next = || self.acks(state).next_unacked(&state.ledgers, self.read);
+        reads && next().is_none_or(|next| next > confirmed)
+    }
+
     /// What does not add up, if anything.
     pub(super) fn audit(&self) -> Result<(), String> {
         self.roster.audit()?;

@@ -12,6 +12,9 @@ const VERSION: u32 = 2;
 /// The first version, without the sequence ids of deduplication; still read.
 const VERSION_1: u32 = 1;
 
+/// Bytes that one range of acknowledged entries takes in a checkpoint: its first position and its last entry.
+pub const RANGE_BYTES: u64 = 24;
+
 /// The checkpoint of a lane whose state reflects every record of the chunks up to `seq`, and none behind it.
 ///
 /// [`super::Lane::cut`] gives such a number. Store the checkpoint only when that chunk is durable: a checkpoint must not
@@ -167,7 +170,7 @@ fn topic(r: &mut Reader<'_>, version: u32) -> Result<TopicState, Malformed> {
         }
         let mark_delete = r.position()?;
         let mut ranges = Vec::new();
-        for _ in 0..r.count(24)? {
+        for _ in 0..r.count(RANGE_BYTES as usize)? {
             ranges.push((r.position()?, r.i64()?));
         }
         let mut partials = Vec::new();

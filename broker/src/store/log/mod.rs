@@ -19,6 +19,7 @@ pub mod state;
 mod testing;
 
 pub use cache::ChunkCache;
+pub use checkpoint::RANGE_BYTES;
 pub use cursor::{AckSet, AckState, Behind, Outcome};
 pub use lane::{Appended, Full, Lane, LaneConfig, Read, ReadHint, TooLarge};
 pub use ledgers::{LedgerInfo, Ledgers, Location, RollPolicy, Run, Trimmed};

@@ -3,6 +3,7 @@
 use super::super::Topics;
 use super::super::by_time::TimeSearch;
 use super::super::dispatch::stored_messages;
+use super::super::joining::Expel;
 use super::reply;
 use crate::engine::admin::{Answer, Asker, CursorTarget};
 use crate::engine::context::Context;
@@ -356,7 +357,7 @@ impl Topics {
             }
             sub.resetting = true;
         }
-        self.expel(cx, slot, sub_slot, None, true, now);
+        self.expel(cx, slot, sub_slot, None, Expel::Seek, now);
         self.reset(slot, sub_slot, to, ack_set);
         self.settle_unacked(cx, slot, sub_slot);
         self.finish_reset(cx, slot, sub_slot, now);

@@ -1,6 +1,7 @@
 //! Counters and rates as administration shows them.
 
 use super::super::roster::Consumer;
+use super::super::sticky::Mode;
 use super::super::subscription::{Subscription, mark_delete};
 use super::super::{Topic, Topics};
 use super::subscriptions::properties_of;
@@ -53,6 +54,7 @@ impl Topic {
         let publishers: Vec<ProducerStats> = publishers.collect();
         let mut drop_rate: f64 = publishers.iter().map(|each| each.drop_rate).sum();
         let mut subscriptions = std::collections::BTreeMap::new();
+        let volatile = self.is_volatile();
         for (_, sub) in self.subs.iter_mut() {
             let acks = sub.acks(&self.state);
             let ledgers = &self.state.ledgers;
@@ -67,6 +69,18 @@ impl Topic {
                 ..SubscriptionStats::default()
             };
             sub.stats(&mut stats, now);
+            if volatile {
+                // As Pulsar: who is active and who has which keys is told of persistent topics only.
+                stats.active_consumer = None;
+                stats.key_shared_mode = None;
+                stats.allow_out_of_order = false;
+                for consumer in &mut stats.consumers {
+                    consumer.key_ranges = None;
+                    consumer.draining = Vec::new();
+                    consumer.drains = false;
+                    consumer.drained = 0;
+                }
+            }
             drop_rate += stats.drop_rate;
             subscriptions.insert(sub.name.clone(), stats);
         }
@@ -111,6 +125,7 @@ impl Topic {
                 mark_delete,
                 read,
                 active: !sub.roster.is_empty(),
+                waiting: sub.waits_for_entries(&self.state, self.confirmed),
                 replay: !sub.replay.is_empty(),
                 consumed: ledgers
                     .entries_between(Position::EARLIEST, self.confirmed)
@@ -167,6 +182,8 @@ impl Subscription {
             if let Some(keys) = &mut keys {
                 let own = keys.consumers.remove(&index).unwrap_or_default();
                 each.key_ranges = Some(own.ranges);
+                // Keys of their own, or out of order, wait for nobody.
+                each.drains = keys.mode == Mode::AutoSplit.name() && !keys.allow_out_of_order;
                 let drains = own.draining.iter();
                 each.draining = drains
                     .map(|each| (u32::from(each.slot), each.unacked, each.blocked))
@@ -217,6 +234,7 @@ impl Consumer {
             last_acked_ms: self.acked.last_wall_ms(now),
             key_ranges: None,
             draining: Vec::new(),
+            drains: false,
             drained: 0,
         }
     }

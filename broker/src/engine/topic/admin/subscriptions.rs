@@ -1,5 +1,6 @@
 //! Subscriptions: made, deleted, moved.
 
+use super::super::joining::Expel;
 use super::super::subscription::{Subscription, create_durable, mark_delete};
 use super::super::{Topic, Topics};
 use super::inquiries::{Reading, Then};
@@ -176,7 +177,7 @@ impl Topics {
                 },
             );
         }
-        self.expel(cx, slot, sub_slot, None, false, now);
+        self.expel(cx, slot, sub_slot, None, Expel::End, now);
         if let Some(topic) = self.topics.get_mut(slot as usize)
             && let Some(cursor) = cursor
         {
@@ -246,7 +247,7 @@ impl Topics {
         if to <= mark_delete(&topic.state, sub) {
             return false;
         }
-        self.expel(cx, slot, sub_slot, None, true, now);
+        self.expel(cx, slot, sub_slot, None, Expel::Seek, now);
         let Some(topic) = self.topics.get_mut(slot as usize) else {
             return false;
         };

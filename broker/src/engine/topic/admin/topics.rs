@@ -1,5 +1,6 @@
 //! Topics as a whole: made, listed, deleted, unloaded, emptied.
 
+use super::super::joining::Expel;
 use super::super::operation::{Operation, Then};
 use super::super::{Topic, Topics};
 use super::reply;
@@ -92,8 +93,13 @@ impl Topics {
             format!("Topic {topic} was unloaded or deleted: come again")
         });
         self.close_producers(cx, slot, true, |_| true);
+        let why = if coming_back {
+            Expel::Unload
+        } else {
+            Expel::End
+        };
         for sub in self.sub_slots(slot) {
-            self.expel(cx, slot, sub, None, coming_back, now);
+            self.expel(cx, slot, sub, None, why, now);
         }
     }
 
