@@ -7,11 +7,12 @@
     clippy::indexing_slicing
 )]
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// For what must come sooner or later: nobody knows how slow the machine is.
@@ -105,8 +106,16 @@ impl Drop for Running {
 
 /// What a broker says that must not start.
 fn refused(command: &mut Command) -> String {
-    let Output { status, stderr, .. } = command.output().unwrap();
-    let text = String::from_utf8(stderr).unwrap();
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut running = Running {
+        child: child.unwrap(),
+        ready: String::new(),
+    };
+    let status = running.end();
+    let text = running.errors();
     assert_eq!(status.code(), Some(1), "{text}");
     text
 }
@@ -126,7 +135,7 @@ fn get(address: &str, path: &str) -> String {
 #[test]
 fn starts_serves_and_ends_when_asked() {
     let dir = tempfile::tempdir().unwrap();
-    for signal in [Signal::TERM, Signal::INT] {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut running = Running::start(&mut broker(dir.path()));
         let web = running.address("http://").to_owned();
         assert!(get(&web, "/admin/v2/brokers/health").ends_with("\r\nok"));
@@ -139,6 +148,31 @@ fn starts_serves_and_ends_when_asked() {
         let errors = running.errors();
         assert!(errors.contains("stopped"), "{errors}");
     }
+}
+
+/// `nohup vela` must not end with the terminal.
+#[test]
+fn a_hang_up_that_is_ignored_at_the_start_stays_ignored() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain = broker(dir.path());
+    let mut command = Command::new("nohup");
+    command.arg(plain.get_program()).args(plain.get_args());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let mut running = Running::start(command.stdin(Stdio::null()));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", running.child.id())).unwrap();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
+    assert_eq!(mask & 1, 1, "{status}");
+    running.signal(Signal::HUP);
+    let web = running.address("http://").to_owned();
+    assert!(get(&web, "/admin/v2/brokers/health").ends_with("\r\nok"));
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().code(), Some(0), "{}", running.errors());
 }
 
 #[test]
@@ -258,6 +292,7 @@ fn a_file_that_is_none_is_named() {
         "meta.redb",
         "lane-0/manifest",
         "lane-0/00000001.checkpoint",
+        "lane-0/00000001.seg",
         "lane-0/00000009.spare",
     ] {
         let dir = tempfile::tempdir().unwrap();
@@ -265,12 +300,29 @@ fn a_file_that_is_none_is_named() {
         let path = dir.path().join(file);
         // Most are there.
         let _ = std::fs::remove_file(&path);
-        std::fs::create_dir(&path).unwrap();
-        let text = refused(&mut broker(dir.path()));
-        assert!(
-            text.contains(&format!("{}", path.display())),
-            "{file}: {text}"
-        );
+        for found in ["a directory", "a FIFO", "a device"] {
+            match found {
+                "a directory" => std::fs::create_dir(&path).unwrap(),
+                // Waits for somebody at the other end when it is opened.
+                "a FIFO" => mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap(),
+                // Never ends when it is read.
+                _ => std::os::unix::fs::symlink("/dev/zero", &path).unwrap(),
+            }
+            // A spare is no loss: anything that can be removed at once is.
+            let spare = file.ends_with(".spare");
+            if spare && found != "a directory" {
+                used(dir.path());
+                assert!(path.symlink_metadata().is_err());
+                continue;
+            }
+            let text = refused(&mut broker(dir.path()));
+            assert!(text.contains(path.to_str().unwrap()), "{file}: {text}");
+            assert!(spare || text.contains(found), "{file}: {text}");
+            match found {
+                "a directory" => std::fs::remove_dir(&path).unwrap(),
+                _ => std::fs::remove_file(&path).unwrap(),
+            }
+        }
     }
 }
 

@@ -351,8 +351,11 @@ impl<W: Wal> LaneIo<W> {
     }
 
     fn fail(&mut self, engine: &mut Engine, error: WalError, now: Now) {
-        if matches!(error, WalError::Full(_)) {
-            tracing::error!(lane = self.shard, "{error}");
+        if error.heals() {
+            tracing::error!(
+                lane = self.shard,
+                "{error}. Publishes are refused until the log goes on, which it does by itself"
+            );
         } else if !std::mem::replace(&mut self.failed, true) {
             tracing::error!(
                 lane = self.shard,
@@ -393,15 +396,15 @@ impl<W: Wal> LaneIo<W> {
                 if space != std::mem::replace(&mut self.space, space) {
                     match space {
                         Space::Ok => {
-                            tracing::info!(lane = self.shard, "there is room for the log again")
+                            tracing::info!(lane = self.shard, "the log goes on")
                         }
                         Space::Low => tracing::warn!(
                             lane = self.shard,
-                            "no room for another log segment: free some space on the data directory's file system"
+                            "the next log segment cannot be made for now: publishes are refused when this one is full"
                         ),
                         Space::Full => tracing::error!(
                             lane = self.shard,
-                            "no room for the log: publishes wait until there is space on the data directory's file system"
+                            "the log takes nothing for now: what was published waits"
                         ),
                     }
                 }

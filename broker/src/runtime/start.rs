@@ -24,7 +24,7 @@ use crate::store::meta::{Meta, MetaError, MetaService, RedbMeta};
 use crate::store::wal::{Wal, WalError};
 use bytes::Bytes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -54,7 +54,7 @@ const MISSING_LOG: &str = "holds no log, but did at an earlier start: it was rem
 /// Size at which a chunk is sealed, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Runs the broker until SIGTERM or SIGINT. True: it ended cleanly.
+/// Runs the broker until SIGTERM, SIGINT or SIGHUP. True: it ended cleanly.
 ///
 /// Prints one line on standard output when it takes connections:
 /// `vela is ready: pulsar://HOST:PORT http://HOST:WEBPORT`.
@@ -192,11 +192,21 @@ fn signals() -> Result<UnixStream, StartError> {
         cause,
     };
     let (asked, stop) = UnixStream::pair().map_err(fail)?;
-    for signal in [SIGTERM, SIGINT] {
+    // As a JVM does: with `nohup` the broker outlives the terminal it was started in.
+    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    for signal in [SIGTERM, SIGINT].into_iter().chain(hang_up) {
         let asked = asked.try_clone().map_err(fail)?;
         signal_hook::low_level::pipe::register(signal, asked).map_err(fail)?;
     }
     Ok(stop)
+}
+
+/// Whether whoever started the process had it ignore a signal.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
 }
 
 /// Each connection is an open file: takes as many as the system lets us.

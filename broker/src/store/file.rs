@@ -361,7 +361,7 @@ impl FileWal {
         }
     }
 
-    /// Nothing can be written until there is room.
+    /// Nothing can be written for now.
     fn stall(&mut self, error: WalError) {
         if self.space != Space::Full {
             self.set_space(Space::Full);
@@ -384,8 +384,8 @@ impl FileWal {
             } => self.on_written(seq),
             Done::Written {
                 seq,
-                result: Err(error @ WalError::Full(_)),
-            } => {
+                result: Err(error),
+            } if error.heals() => {
                 if self.refused.is_empty() {
                     self.chore(Chore::RetryLater);
                 }
@@ -420,9 +420,7 @@ impl FileWal {
                     self.set_space(Space::Ok);
                 }
             }
-            Done::OpenFailed {
-                error: error @ WalError::Full(_),
-            } => self.stall(error),
+            Done::OpenFailed { error } if error.heals() => self.stall(error),
             Done::OpenFailed { error } => self.fail(error),
             Done::Space(space) if self.space != Space::Full || self.can_write() => {
                 self.set_space(space)

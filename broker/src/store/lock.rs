@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 
 use super::file::write_atomically;
+use super::regular;
 
 /// Version of the layout of the data directory that this build reads and writes.
 pub const FORMAT_VERSION: u32 = 1;
@@ -112,6 +113,7 @@ impl DataDir {
         fs::create_dir_all(path).map_err(io(path))?;
         let lock = lock(path)?;
         let file = path.join(FORMAT);
+        regular::check(&file).map_err(io(&file))?;
         let shards = match fs::read_to_string(&file) {
             Ok(text) => check(path, &file, &text, shards)?,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -156,6 +158,7 @@ fn lock(dir: &Path) -> Result<File, DataDirError> {
         path: path.clone(),
         error,
     };
+    regular::check(&path).map_err(io)?;
     let mut options = OpenOptions::new();
     let mut file = options
         .read(true)

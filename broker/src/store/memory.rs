@@ -298,7 +298,7 @@ impl State {
         }
         if let Some(error) = self.fail_next.take() {
             match &error {
-                WalError::Full(_) => self.space = Space::Full,
+                error if error.heals() => self.space = Space::Full,
                 _ => self.failed = Some(error.clone()),
             }
             self.events.push(WalEvent::Failed { error });

@@ -9,6 +9,7 @@ pub mod lock;
 pub mod log;
 pub mod memory;
 pub mod meta;
+mod regular;
 pub mod segments;
 mod tail;
 pub mod wal;

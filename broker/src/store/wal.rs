@@ -60,9 +60,20 @@ pub enum WalError {
     /// No room on the device. What was submitted is kept and written when there is room.
     #[error("the disk is full: {0}. Free some space: the log goes on by itself")]
     Full(String),
+    /// The system has no more open files or memory to give, or broke a call off; nothing is wrong with the disk. As with [`WalError::Full`],
+    /// what was submitted is kept and written when it can be. The text says what to do.
+    #[error("the broker is short of a resource of the system: {0}")]
+    Exhausted(String),
     /// The log was closed.
     #[error("the log is closed")]
     Closed,
+}
+
+impl WalError {
+    /// Whether the log goes on by itself: it keeps what was submitted and tries again every second.
+    pub fn heals(&self) -> bool {
+        matches!(self, Self::Full(_) | Self::Exhausted(_))
+    }
 }
 
 /// How much room the log has, see [`Wal::space`].
@@ -102,7 +113,7 @@ pub enum WalEvent {
         /// Whether the checkpoint is durable.
         result: Result<(), WalError>,
     },
-    /// Writing stopped. [`WalError::Full`]: chunks are kept and written when there is room, see [`Wal::retry`].
+    /// Writing stopped. If the error [heals](WalError::heals), chunks are kept and written when it has, see [`Wal::retry`].
     /// Anything else is final: nothing more is acknowledged.
     Failed {
         /// Why.
@@ -181,7 +192,7 @@ pub trait Wal {
     /// `Absent` above the durable prefix, `Trimmed` when deleted.
     fn read(&mut self, token: u64, seq: u64) -> Result<(), WalError>;
 
-    /// Tries writing again now after [`WalError::Full`]. Without it the log tries again by itself every second.
+    /// Tries writing again now after an error that [heals](WalError::heals). Without it the log tries again by itself every second.
     fn retry(&mut self);
 
     /// The room for new segments.

@@ -437,7 +437,7 @@ impl World {
                     core.engine.checkpoint_done(index, token, &segments, now);
                 }
                 WalEvent::Failed { error } => {
-                    self.shards[index as usize].broken |= !matches!(error, WalError::Full(_));
+                    self.shards[index as usize].broken |= !error.heals();
                     core.engine.write_failed(index, error, now);
                 }
                 WalEvent::Space(_) | WalEvent::Sealed { .. } => {}

@@ -488,11 +488,14 @@ impl World {
         }
     }
 
+    /// The next write of a shard fails, for good or until [`Self::free_disk`].
+    pub fn fail_disk(&mut self, shard: u32, error: WalError) {
+        self.shards[shard as usize].wal.fail_next(error);
+    }
+
     /// The disk of a shard has no room for the next write.
     pub fn fill_disk(&mut self, shard: u32) {
-        self.shards[shard as usize]
-            .wal
-            .fail_next(WalError::Full("no space left on device".into()));
+        self.fail_disk(shard, WalError::Full("no space left on device".into()));
     }
 
     /// There is room again.

@@ -1,5 +1,6 @@
 //! Producers: receipts, order, closing, limits.
 
+use vela_broker::store::wal::WalError;
 use vela_proto::{ServerError, base_command::Type};
 
 use crate::harness::client::{Client, say};
@@ -218,6 +219,15 @@ fn a_full_lane_holds_the_sessions_that_fill_it_and_lets_them_go() {
 
 #[test]
 fn a_full_disk_refuses_publishes_keeps_acks_waiting_and_heals() {
+    refuses_and_heals(WalError::Full("no space left on device".into()), "full");
+}
+
+#[test]
+fn so_does_a_log_out_of_open_files_and_names_the_cause() {
+    refuses_and_heals(WalError::Exhausted("os error 24".into()), "open files");
+}
+
+fn refuses_and_heals(cause: WalError, told: &str) {
     let mut world = World::new(WorldConfig::default());
     let topic = world.topic_on(1, "t");
     let (_, shard) = world.home(&topic);
@@ -226,7 +236,7 @@ fn a_full_disk_refuses_publishes_keeps_acks_waiting_and_heals() {
     client.send(&mut world, 1, 0, "a");
     let (_, ledger, entry) = client.receipt(&mut world);
     client.subscribe(&mut world, &topic, "s", false, 7);
-    world.fill_disk(shard);
+    world.fail_disk(shard, cause);
     client.send(&mut world, 1, 1, "b");
     client.expect_silence(&mut world);
     assert!(world.disk_full(shard));
@@ -240,7 +250,7 @@ fn a_full_disk_refuses_publishes_keeps_acks_waiting_and_heals() {
         (error.sequence_id, error.error),
         (2, ServerError::PersistenceError as i32)
     );
-    assert!(error.message.contains("full"), "{}", error.message);
+    assert!(error.message.contains(told), "{}", error.message);
     // Reads go on; an ack is taken, and answered when it is on disk.
     client.flow(&mut world, 7, 10);
     assert_eq!(client.texts(&mut world), ["a"]);

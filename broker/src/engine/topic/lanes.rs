@@ -148,9 +148,13 @@ impl LaneSeat {
     pub(super) fn refusal(&self) -> Option<(ServerError, &'static str)> {
         match &self.failure {
             None => None,
-            Some(WalError::Full { .. }) => Some((
+            Some(WalError::Full(_)) => Some((
                 ServerError::PersistenceError,
                 "the disk of the data directory is full; free space, or delete what is no longer needed",
+            )),
+            Some(WalError::Exhausted(_)) => Some((
+                ServerError::PersistenceError,
+                "the broker is out of open files or memory; its own log names the cause. Try again later",
             )),
             Some(_) => Some((ServerError::PersistenceError, BROKEN)),
         }
@@ -160,7 +164,7 @@ impl LaneSeat {
     pub(super) fn is_broken(&self) -> bool {
         self.failure
             .as_ref()
-            .is_some_and(|failure| !matches!(failure, WalError::Full { .. }))
+            .is_some_and(|failure| !failure.heals())
     }
 
     /// Nothing becomes durable for now: errors need not wait for their turn.
@@ -300,7 +304,7 @@ impl Topics {
             return;
         };
         seat.lane.written(upto, synced);
-        if matches!(seat.failure, Some(WalError::Full { .. })) {
+        if seat.failure.as_ref().is_some_and(WalError::heals) {
             seat.failure = None;
         }
         let durable = seat.lane.durable_seq();
@@ -347,13 +351,13 @@ impl Topics {
         }
     }
 
-    /// A write failed. A full disk heals by itself; anything else ends the lane, and what waits for it is refused.
+    /// A write failed. A full disk, or a lack of open files, heals by itself; anything else ends the lane, and what waits for it is refused.
     pub(crate) fn write_failed(&mut self, cx: &mut Context, shard: u32, error: WalError) {
         let index = self.lane_at(cx, shard);
         let Some(seat) = self.lanes.get_mut(index) else {
             return;
         };
-        let lasting = !matches!(error, WalError::Full { .. });
+        let lasting = !error.heals();
         seat.failure = Some(error);
         if !lasting {
             return;

@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use rustix::io::Errno;
 
 use super::super::chunk::{Chunk, PAGE};
+use super::super::regular;
 use super::super::wal::{Space, Wake, WalError};
 use super::manifest::Seal;
 use super::segment::{
@@ -141,8 +143,10 @@ impl Shared {
         let files = std::mem::take(&mut *self.dirty.lock().unwrap_or_else(PoisonError::into_inner));
         for file in files {
             if let Err(e) = file.sync() {
+                // Whatever the cause: what was not synced may be gone from the page cache, no second attempt can tell.
+                let text = format!("syncing a segment in {}: {e}", self.dir.display());
                 return self.report(Done::SyncFailed {
-                    error: wal_error("syncing a segment in", &self.dir, &e),
+                    error: WalError::Unavailable(text),
                 });
             }
         }
@@ -157,9 +161,25 @@ impl Shared {
 /// Maps an IO error onto the log's errors.
 pub(super) fn wal_error(what: &str, path: &Path, error: &io::Error) -> WalError {
     let text = format!("{what} {}: {error}", path.display());
-    match is_full(error) {
-        true => WalError::Full(text),
-        false => WalError::Unavailable(text),
+    match remedy(error) {
+        _ if is_full(error) => WalError::Full(text),
+        Some(remedy) => WalError::Exhausted(format!("{text}. {remedy}")),
+        None => WalError::Unavailable(text),
+    }
+}
+
+/// What helps where the system, not the disk, refused; `None` for any other error.
+fn remedy(error: &io::Error) -> Option<String> {
+    match error.raw_os_error().map(Errno::from_raw_os_error)? {
+        Errno::MFILE => Some(format!(
+            "Raise the broker's limit of open files (`ulimit -n` before it starts, `prlimit --pid {} --nofile=NUMBER` now) or close \
+             connections",
+            std::process::id()
+        )),
+        Errno::NFILE => Some("Raise the system's limit of open files (sysctl fs.file-max)".into()),
+        Errno::NOMEM => Some("Free some memory on this machine".into()),
+        Errno::INTR => Some("The call was interrupted and is tried again".into()),
+        _ => None,
     }
 }
 
@@ -281,7 +301,7 @@ fn read_one(
     {
         Some(table) => table,
         None => {
-            let file = File::open(&path).map_err(|e| match e.kind() {
+            let file = regular::open(&path).map_err(|e| match e.kind() {
                 io::ErrorKind::NotFound => WalError::Trimmed,
                 _ => wal_error("reading", &path, &e),
             })?;

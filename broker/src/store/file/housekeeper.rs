@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::super::wal::{Checkpoint, Space, WalError};
+use super::super::wal::{Checkpoint, Space};
 use super::helpers::{Done, Shared, is_full, wal_error};
 use super::manifest::{Hole, Manifest, Seal, store_checkpoint};
 use super::need::{Need, SPARES_MIN};
@@ -38,7 +38,7 @@ pub(super) enum Chore {
     Sync,
     /// Try what failed for lack of room again now.
     Retry,
-    /// A write failed for lack of room: say so again after a while.
+    /// A write failed for lack of room or of another resource: say so again after a while.
     RetryLater,
 }
 
@@ -58,6 +58,8 @@ pub(super) struct Housekeeper<'a> {
     retry_at: Option<Instant>,
     /// Dropped segments that the manifest on disk does not know yet.
     to_drop: Vec<Hole>,
+    /// The manifest could not be written, which was said.
+    manifest_failed: bool,
 }
 
 impl<'a> Housekeeper<'a> {
@@ -80,6 +82,7 @@ impl<'a> Housekeeper<'a> {
             waiting: None,
             retry_at: None,
             to_drop: Vec::new(),
+            manifest_failed: false,
         }
     }
 
@@ -239,10 +242,14 @@ impl<'a> Housekeeper<'a> {
                 self.spares.push(path);
                 self.announce(Space::Ok);
             }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) if self.shared.stopping() => {}
             Err(e) => {
                 if self.space == Space::Ok {
-                    tracing::warn!(lane = self.shared.lane, error = %e, "no room for the next log segment");
+                    let error = wal_error("making a spare segment in", &self.shared.dir, &e);
+                    tracing::warn!(
+                        lane = self.shared.lane,
+                        "no further log segment yet: {error}"
+                    );
                     self.announce(Space::Low);
                 }
                 self.retry_at.get_or_insert(Instant::now() + RETRY);
@@ -333,7 +340,18 @@ impl<'a> Housekeeper<'a> {
                 None => break self.with_room(Self::make_spare),
             }
         };
-        match spare.and_then(|path| put_in_service(dir, &path, &header, dsync)) {
+        let opened = spare.and_then(|path| {
+            let fault = self.shared.fault(Operation::UseSegment);
+            fault
+                .and_then(|()| put_in_service(dir, &path, &header, dsync))
+                .inspect_err(|_| {
+                    // For the next attempt, unless it has a segment's name already.
+                    if path.exists() {
+                        self.spares.push(path);
+                    }
+                })
+        });
+        match opened {
             Ok(file) => {
                 self.waiting = None;
                 self.need.opened(Instant::now(), self.shared.spares_max);
@@ -345,7 +363,7 @@ impl<'a> Housekeeper<'a> {
             }
             Err(e) => {
                 let error = wal_error("making a segment in", dir, &e);
-                if matches!(error, WalError::Full(_)) {
+                if error.heals() {
                     // Asked for so soon that there was no time to look ahead: the warning still comes first.
                     if self.space == Space::Ok {
                         self.announce(Space::Low);
@@ -366,10 +384,17 @@ impl<'a> Housekeeper<'a> {
             return;
         }
         if let Err(e) = self.store_manifest() {
-            tracing::warn!(lane = self.shared.lane, error = %e, "dropped log segments stay for now");
+            if !std::mem::replace(&mut self.manifest_failed, true) {
+                let error = wal_error("writing the manifest in", &self.shared.dir, &e);
+                tracing::warn!(
+                    lane = self.shared.lane,
+                    "dropped log segments stay for now: {error}"
+                );
+            }
             self.retry_at.get_or_insert(Instant::now() + RETRY);
             return;
         }
+        self.manifest_failed = false;
         let short = self.space != Space::Ok;
         let kept = self.spares_kept();
         for run in std::mem::take(&mut self.to_drop) {

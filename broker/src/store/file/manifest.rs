@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 
 use super::super::chunk::{u32_at, u64_at};
+use super::super::regular;
 use super::super::wal::{Checkpoint, WalError};
 use super::segment::{numbered, sync_dir};
 
@@ -69,7 +70,7 @@ impl Manifest {
     /// `None` when the lane has none yet; an error says what is wrong with it.
     pub(super) fn load(dir: &Path) -> Result<Option<Self>, WalError> {
         let path = dir.join(MANIFEST);
-        let raw = match fs::read(&path) {
+        let raw = match regular::read(&path) {
             Ok(raw) => raw,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => {
@@ -238,6 +239,7 @@ pub(in crate::store) fn write_atomically(
 ) -> io::Result<()> {
     let temporary = dir.join(format!("{name}.tmp"));
     let write = || {
+        regular::check(&temporary)?;
         let mut file = File::create(&temporary)?;
         parts.iter().try_for_each(|part| file.write_all(part))?;
         file.sync_all()?;
@@ -292,7 +294,7 @@ pub(super) fn load_checkpoint(
     };
     let next = files.first().map_or(1, |f| f.0.saturating_add(1));
     for (_, path) in files {
-        let raw = fs::read(&path).map_err(|e| fail(&path, e))?;
+        let raw = regular::read(&path).map_err(|e| fail(&path, e))?;
         match decode_checkpoint(raw.into(), lane) {
             Some(checkpoint) => return Ok((Some((path, checkpoint)), next)),
             None => tracing::warn!(file = %path.display(), "checkpoint is damaged and is not used"),

@@ -32,6 +32,8 @@ pub enum Operation {
     },
     /// Make a new segment file.
     NewSegment,
+    /// Open a segment file for writing and give it its name.
+    UseSegment,
     /// Make a spare of a dropped segment.
     Recycle,
     /// A step of removing a file.

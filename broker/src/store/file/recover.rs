@@ -1,10 +1,11 @@
 //! Opening a lane: what its files hold, where it ends, and making that end permanent.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::super::chunk::{Chunk, ChunkError, PAGE};
+use super::super::regular;
 use super::super::tail::{self, End, Seen};
 use super::super::wal::{TornTail, WalError};
 use super::helpers::{is_full, wal_error};
@@ -80,7 +81,7 @@ pub(super) fn open(
     if let Some(parent) = dir.parent().filter(|p| !p.as_os_str().is_empty()) {
         sync_dir(parent).map_err(fail)?;
     }
-    let (ids, mut spares) = list(dir).map_err(fail)?;
+    let (ids, mut spares) = list(dir)?;
     let mut manifest = match Manifest::load(dir)? {
         Some(manifest) if manifest.lane == lane => manifest,
         Some(manifest) => {
@@ -199,27 +200,32 @@ fn ends_early(file: &Path, offset: u64, seq: u64, covered: Covered<'_>) -> WalEr
 }
 
 fn sync_file(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_data()
+    regular::open(path)?.sync_data()
 }
 
 /// Segment numbers, ascending, and spare files. Leftovers of ours are removed, anything else is left alone.
-fn list(dir: &Path) -> io::Result<(Vec<u64>, Vec<PathBuf>)> {
+fn list(dir: &Path) -> Result<(Vec<u64>, Vec<PathBuf>), WalError> {
+    let fail = |path: &Path, e: io::Error| {
+        WalError::Unavailable(format!("opening {}: {e}", path.display()))
+    };
     let (mut ids, mut spares) = (Vec::new(), Vec::new());
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
+    for entry in fs::read_dir(dir).map_err(|e| fail(dir, e))? {
+        let entry = entry.map_err(|e| fail(dir, e))?;
+        let path = entry.path();
         let name = entry.file_name();
         let name = name.to_string_lossy();
         if let Some(id) = numbered(&name, ".seg") {
+            regular::check(&path).map_err(|e| fail(&path, e))?;
             ids.push(id);
         } else if numbered(&name, ".spare").is_some() {
-            spares.push(entry.path());
+            spares.push(path);
         } else if name.ends_with(".checkpoint.tmp")
             || name == "manifest.tmp"
             || name == "reserve.tmp"
             || numbered(&name, ".zeroing").is_some()
             || numbered(&name, REMOVING_SUFFIX).is_some()
         {
-            fs::remove_file(entry.path())?;
+            fs::remove_file(&path).map_err(|e| fail(&path, e))?;
         }
     }
     ids.sort_unstable();
@@ -240,7 +246,7 @@ fn classify(
             continue;
         }
         let fail = |e: io::Error| WalError::Unavailable(format!("opening {}: {e}", path.display()));
-        let file = File::open(&path).map_err(fail)?;
+        let file = regular::open(&path).map_err(fail)?;
         let len = file.metadata().map_err(fail)?.len();
         let expected = live.last().map_or(manifest.start_seq, |s| s.first_seq);
         let header =
@@ -332,7 +338,7 @@ fn check_sealed_end(dir: &Path, live: &[LiveSegment], manifest: &Manifest) -> Re
     };
     let path = segment_path(dir, segment.id);
     let fail = |e: io::Error| WalError::Unavailable(format!("reading {}: {e}", path.display()));
-    let file = File::open(&path).map_err(fail)?;
+    let file = regular::open(&path).map_err(fail)?;
     let mut offset = SEGMENT_HEADER_LEN as u64;
     let mut end = offset;
     while offset < segment.len {
@@ -497,7 +503,7 @@ fn scan(dir: &Path, segments: &[LiveSegment], at: usize, lane: u32) -> Result<Ve
     };
     let path = segment_path(dir, segment.id);
     let fail = |e: io::Error| WalError::Unavailable(format!("reading {}: {e}", path.display()));
-    let file = File::open(&path).map_err(fail)?;
+    let file = regular::open(&path).map_err(fail)?;
     let mut spots = Vec::new();
     let mut offset = SEGMENT_HEADER_LEN as u64;
     while offset < segment.len {
@@ -560,7 +566,7 @@ impl Tail<'_> {
             );
         }
         let (segment, offset) = self.behind(seq);
-        let what = match File::open(self.path(segment)).map(|f| read_header(&f, offset)) {
+        let what = match regular::open(&self.path(segment)).map(|f| read_header(&f, offset)) {
             Ok(Err(Ok(error))) => error.to_string(),
             _ => "another chunk lies there".into(),
         };
@@ -612,7 +618,7 @@ impl Tail<'_> {
         };
         let file = self.path(segment);
         let fail = |e: io::Error| WalError::Unavailable(format!("reading {}: {e}", file.display()));
-        let header = read_header(&File::open(&file).map_err(fail)?, offset);
+        let header = read_header(&regular::open(&file).map_err(fail)?, offset);
         let what = match header {
             Err(Ok(
                 error @ (ChunkError::HeaderChecksum | ChunkError::Version(_) | ChunkError::Size),

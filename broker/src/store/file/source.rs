@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::super::chunk::Chunk;
+use super::super::regular;
 use super::super::wal::{ChunkSource, WalError};
 use super::manifest::Seal;
 use super::recover::{LiveSegment, corrupt};
@@ -55,7 +56,7 @@ impl FileSource {
             Some(reading) => reading,
             None => {
                 let path = segment_path(&self.dir, segment.id);
-                let file = File::open(&path).map_err(|e| {
+                let file = regular::open(&path).map_err(|e| {
                     WalError::Unavailable(format!("reading {}: {e}", path.display()))
                 })?;
                 let (offset, next) = (SEGMENT_HEADER_LEN as u64, segment.first_seq);

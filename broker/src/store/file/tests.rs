@@ -571,9 +571,10 @@ fn flip(path: &Path, at: usize) {
 #[test]
 fn bounds_and_numbers_are_enforced_and_sealing_ends_the_stream() {
     let data = tempfile::tempdir().unwrap();
-    let (faults, options) = broken(io::ErrorKind::StorageFull, |o| {
-        matches!(o, Operation::Write { .. })
-    });
+    let (faults, options) = broken(
+        || io::ErrorKind::StorageFull.into(),
+        |o| matches!(o, Operation::Write { .. }),
+    );
     let (mut wal, _) = open(
         data.path(),
         1,

@@ -5,6 +5,7 @@ use std::path::Path;
 use bytes::Bytes;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 
+use super::super::regular;
 use super::{Meta, MetaError, Versioned, check_size, check_version};
 
 const ENTRIES: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("entries");
@@ -25,6 +26,8 @@ fn failed(error: impl Into<redb::Error>) -> MetaError {
 impl RedbMeta {
     /// Opens or makes the file. `Unavailable`, naming the file, when it is damaged or used by another process.
     pub fn open(path: &Path) -> Result<Self, MetaError> {
+        regular::check(path)
+            .map_err(|e| MetaError::Unavailable(format!("{}: {e}", path.display())))?;
         let open = || {
             let database = Database::create(path).map_err(failed)?;
             let transaction = database.begin_write().map_err(failed)?;

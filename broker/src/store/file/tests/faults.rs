@@ -1,31 +1,39 @@
 //! Disks that are full, nearly full, or broken.
 
+use rustix::io::Errno;
+
 use super::*;
+
+/// Makes an error.
+pub(super) type Make = fn() -> io::Error;
 
 /// Fails chosen operations while `on`.
 pub(super) struct Broken {
     pub(super) on: AtomicBool,
-    pub(super) kind: io::ErrorKind,
+    pub(super) error: Make,
     pub(super) hits: fn(Operation) -> bool,
+    /// How often it failed something.
+    pub(super) count: AtomicU64,
 }
 
 impl Faults for Broken {
     fn before(&self, operation: Operation) -> io::Result<()> {
         match self.on.load(Ordering::SeqCst) && (self.hits)(operation) {
-            true => Err(self.kind.into()),
+            true => {
+                self.count.fetch_add(1, Ordering::SeqCst);
+                Err((self.error)())
+            }
             false => Ok(()),
         }
     }
 }
 
-pub(super) fn broken(
-    kind: io::ErrorKind,
-    hits: fn(Operation) -> bool,
-) -> (Arc<Broken>, FileOptions) {
+pub(super) fn broken(error: Make, hits: fn(Operation) -> bool) -> (Arc<Broken>, FileOptions) {
     let broken = Arc::new(Broken {
         on: AtomicBool::new(true),
-        kind,
+        error,
         hits,
+        count: AtomicU64::new(0),
     });
     (
         broken.clone(),
@@ -38,9 +46,10 @@ pub(super) fn broken(
 
 #[test]
 fn a_full_disk_keeps_chunks_and_goes_on_when_there_is_room() {
-    let (faults, options) = broken(io::ErrorKind::StorageFull, |o| {
-        matches!(o, Operation::Write { seq: 2 })
-    });
+    let (faults, options) = broken(
+        || io::ErrorKind::StorageFull.into(),
+        |o| matches!(o, Operation::Write { seq: 2 }),
+    );
     let data = tempfile::tempdir().unwrap();
     let (mut wal, _) = open(data.path(), 1, options);
     for i in 0..5 {
@@ -66,7 +75,10 @@ fn a_full_disk_keeps_chunks_and_goes_on_when_there_is_room() {
 
 #[test]
 fn no_room_for_segments_is_said_early_and_ends_by_itself() {
-    let (faults, options) = broken(io::ErrorKind::StorageFull, |o| o == Operation::NewSegment);
+    let (faults, options) = broken(
+        || io::ErrorKind::StorageFull.into(),
+        |o| o == Operation::NewSegment,
+    );
     faults.on.store(false, Ordering::SeqCst);
     let data = tempfile::tempdir().unwrap();
     let (mut wal, _) = open(data.path(), 1, options);
@@ -102,6 +114,105 @@ fn no_room_for_segments_is_said_early_and_ends_by_itself() {
     assert!(wal.acked() < 21);
     faults.on.store(false, Ordering::SeqCst);
     until(&mut wal, |w| w.acked() == 21 && w.space() == Space::Ok);
+}
+
+/// What the system says when it has nothing left to give, and nothing is wrong with the disk.
+const EXHAUSTED: [(Make, &str); 4] = [
+    (|| Errno::MFILE.into(), "ulimit -n"),
+    (|| Errno::NFILE.into(), "fs.file-max"),
+    (|| Errno::NOMEM.into(), "memory"),
+    (|| Errno::INTR.into(), "nterrupted"),
+];
+
+#[test]
+fn a_lane_out_of_open_files_keeps_chunks_and_goes_on_by_itself() {
+    for operation in [Operation::NewSegment, Operation::UseSegment] {
+        for (error, advice) in EXHAUSTED {
+            let (faults, options) = match operation {
+                Operation::NewSegment => broken(error, |o| o == Operation::NewSegment),
+                _ => broken(error, |o| o == Operation::UseSegment),
+            };
+            let data = tempfile::tempdir().unwrap();
+            let (mut wal, _) = open(data.path(), 1, options);
+            for i in 0..5 {
+                let chunk = chunk(&wal, &[vec![i; 10]]);
+                wal.submit(chunk).unwrap();
+            }
+            let failed = event(&mut wal, |e| matches!(e, WalEvent::Failed { .. }));
+            let WalEvent::Failed { error } = failed else {
+                unreachable!()
+            };
+            assert!(matches!(error, WalError::Exhausted(_)), "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains(advice) && !text.contains("full"), "{text}");
+            until(&mut wal, |w| w.space() == Space::Full);
+            // A second attempt says nothing new.
+            wal.retry();
+            faults.on.store(false, Ordering::SeqCst);
+            let events = until(&mut wal, |w| w.acked() == 5 && w.space() == Space::Ok);
+            let again = |e: &WalEvent| matches!(e, WalEvent::Failed { .. });
+            assert!(!events.iter().any(again), "{events:?}");
+            drop(wal);
+            assert_eq!(recover(data.path(), 2).unwrap().0.len(), 5);
+        }
+    }
+}
+
+#[test]
+fn a_spare_that_could_not_be_opened_is_not_lost() {
+    let (faults, options) = broken(|| Errno::MFILE.into(), |o| o == Operation::UseSegment);
+    faults.on.store(false, Ordering::SeqCst);
+    let data = tempfile::tempdir().unwrap();
+    let (mut wal, _) = open(data.path(), 1, options);
+    put(&mut wal, &[vec![0; 10]]);
+    let spares = || {
+        let files = fs::read_dir(lane_dir(data.path(), 0)).unwrap().flatten();
+        files
+            .filter(|e| e.path().extension().is_some_and(|x| x == "spare"))
+            .count()
+    };
+    until(&mut wal, |_| spares() == 1);
+    faults.on.store(true, Ordering::SeqCst);
+    for _ in 0..15 {
+        let chunk = chunk(&wal, &[vec![0; 5000]]);
+        wal.submit(chunk).unwrap();
+    }
+    until(&mut wal, |w| w.space() == Space::Full);
+    let hits = faults.count.load(Ordering::SeqCst);
+    // It tries again and again.
+    until(&mut wal, |_| faults.count.load(Ordering::SeqCst) > hits + 1);
+    assert_eq!(spares(), 1);
+    faults.on.store(false, Ordering::SeqCst);
+    until(&mut wal, |w| w.acked() == 16 && w.space() == Space::Ok);
+}
+
+#[test]
+fn checkpoints_and_dropped_segments_wait_for_open_files_too() {
+    let (faults, options) = broken(
+        || Errno::MFILE.into(),
+        |o| matches!(o, Operation::Checkpoint | Operation::Manifest),
+    );
+    let data = tempfile::tempdir().unwrap();
+    let (mut wal, _) = open(data.path(), 1, options);
+    for _ in 0..30 {
+        put(&mut wal, &[vec![3; 5000]]);
+    }
+    let result = |wal: &mut FileWal| {
+        wal.put_checkpoint(1, 30, Bytes::new()).unwrap();
+        match event(wal, |e| matches!(e, WalEvent::Checkpoint { .. })) {
+            WalEvent::Checkpoint { result, .. } => result,
+            _ => unreachable!(),
+        }
+    };
+    assert!(matches!(result(&mut wal), Err(WalError::Exhausted(_))));
+    let first = wal.segments()[0].id;
+    wal.drop_segment(first).unwrap();
+    // The manifest was tried and failed.
+    assert!(matches!(result(&mut wal), Err(WalError::Exhausted(_))));
+    assert!(segment(data.path(), first).exists());
+    faults.on.store(false, Ordering::SeqCst);
+    until(&mut wal, |_| !segment(data.path(), first).exists());
+    assert_eq!(result(&mut wal), Ok(()));
 }
 
 /// A disk that has room for checkpoints and the manifest only when the reserve is given up.
@@ -153,9 +264,10 @@ fn the_reserve_lets_a_full_disk_drop_segments() {
 
 #[test]
 fn an_io_error_stops_the_lane_for_good() {
-    let (_, options) = broken(io::ErrorKind::Other, |o| {
-        matches!(o, Operation::Write { seq: 2 })
-    });
+    let (_, options) = broken(
+        || io::ErrorKind::Other.into(),
+        |o| matches!(o, Operation::Write { seq: 2 }),
+    );
     let data = tempfile::tempdir().unwrap();
     let (mut wal, _) = open(data.path(), 1, options);
     put(&mut wal, &[vec![9]]);

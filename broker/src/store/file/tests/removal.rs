@@ -189,9 +189,10 @@ fn spares_give_way_when_the_disk_gets_full() {
 #[test]
 fn a_full_disk_gets_everything_at_once() {
     let data = tempfile::tempdir().unwrap();
-    let (faults, options) = broken(io::ErrorKind::StorageFull, |o| {
-        matches!(o, Operation::Checkpoint | Operation::NewSegment)
-    });
+    let (faults, options) = broken(
+        || io::ErrorKind::StorageFull.into(),
+        |o| matches!(o, Operation::Checkpoint | Operation::NewSegment),
+    );
     faults.on.store(false, Ordering::SeqCst);
     let options = FileOptions {
         remove_pause: NEVER,
@@ -333,7 +334,7 @@ fn a_kill_at_any_step_is_harmless() {
 #[test]
 fn a_file_that_cannot_be_shortened_is_removed_at_once() {
     let data = tempfile::tempdir().unwrap();
-    let (_, options) = broken(io::ErrorKind::Other, |o| o == Operation::Remove);
+    let (_, options) = broken(|| io::ErrorKind::Other.into(), |o| o == Operation::Remove);
     let options = FileOptions {
         faults: options.faults,
         ..few_spares()
