@@ -404,9 +404,10 @@ impl Engine {
         }
     }
 
-    /// What every consumer was granted and sent. An error says what does not add up: balances, totals, pending acks, ready lists. For tests: it
-    /// looks at everything.
+    /// What every consumer was granted and sent. An error says what does not add up: balances, totals, pending acks, ready lists, times of
+    /// sessions that are gone. For tests: it looks at everything.
     pub fn audit(&self) -> Result<Vec<Books>, String> {
+        self.sessions.audit()?;
         self.topics.audit()
     }
 

@@ -411,7 +411,7 @@ impl Sessions {
             };
             session.untold = false;
             if let Some(due) = session.tell_watchers(cx, now) {
-                self.timers.insert((due, target.slot, target.generation));
+                self.timers.set(due, target.slot, target.generation);
             }
         }
     }

@@ -192,22 +192,17 @@ impl Sessions {
         session.liveness.probes.push(probe);
         session.out.encode(encode::ping);
         session.touch(cx);
-        self.timers
-            .insert((deadline, target.slot, target.generation));
+        self.timers.set(deadline, target.slot, target.generation);
     }
 
     pub(in crate::engine) fn next_wakeup(&self) -> Option<u64> {
-        self.timers.first().map(|(at, _, _)| *at)
+        self.timers.first()
     }
 
     /// What sessions have set times for: probes, the keep-alive, pauses, watchers.
     pub(in crate::engine) fn tick(&mut self, cx: &mut Context, now: Now) {
         let interval = u64::from(cx.settings.keep_alive_interval_seconds) * 1000;
-        while let Some(&(at, slot, generation)) = self.timers.first() {
-            if at > now.ms {
-                break;
-            }
-            self.timers.pop_first();
+        while let Some((slot, generation)) = self.timers.pop(now.ms) {
             let Some(session) = self.get(slot, generation) else {
                 continue;
             };
@@ -221,7 +216,7 @@ impl Sessions {
                 interval => session.keep_alive(cx, interval, now),
             };
             for due in watchers.into_iter().chain(next) {
-                self.timers.insert((due, slot, generation));
+                self.timers.set(due, slot, generation);
             }
         }
     }

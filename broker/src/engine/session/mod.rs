@@ -14,10 +14,11 @@ mod peers;
 mod publish;
 mod schemas;
 pub(super) mod throttling;
+mod timers;
 pub(super) mod turns;
 mod unsupported;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use vela_codec::{Frame, encode, hot};
@@ -26,6 +27,7 @@ use vela_proto::{BaseCommand, ServerError, base_command::Type};
 use self::listing::{Listing, Watchers};
 use self::liveness::Liveness;
 use self::throttling::Holds;
+use self::timers::Timers;
 use self::turns::Turns;
 use super::context::{ConnId, Context};
 use super::message::{ClientRef, CoreId, Delivery, Message, SessionRef};
@@ -202,8 +204,8 @@ struct Slot {
 pub(super) struct Sessions {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Next keep-alive or probe deadline per session. An entry that no longer fits is skipped when it comes up.
-    timers: BTreeSet<(u64, u32, u32)>,
+    /// Keep-alive, probes, pauses, watchers. A time that no longer fits is skipped when it comes up.
+    timers: Timers,
     /// Metadata requests under way: whose they are.
     creations: BTreeMap<u64, (SessionRef, u64, String, u32)>,
     next_token: u64,
@@ -214,6 +216,14 @@ pub(super) struct Sessions {
 impl Sessions {
     pub(super) fn len(&self) -> usize {
         self.connected
+    }
+
+    /// Checks what this keeps for its sessions.
+    pub(super) fn audit(&self) -> Result<(), String> {
+        self.timers.audit(|slot, generation| {
+            let slot = self.slots.get(slot as usize);
+            slot.is_some_and(|slot| slot.generation == generation && slot.session.is_some())
+        })
     }
 
     fn get(&mut self, slot: u32, generation: u32) -> Option<&mut Session> {
@@ -282,8 +292,7 @@ impl Sessions {
             untold: false,
         }));
         if interval > 0 {
-            self.timers
-                .insert((now.ms + interval, index, me.generation));
+            self.timers.set(now.ms + interval, index, me.generation);
         }
         self.connected += 1;
         ConnId {
@@ -351,6 +360,7 @@ impl Sessions {
             return;
         };
         self.free.push(conn.slot);
+        self.timers.end(conn.slot, conn.generation);
         self.connected -= 1;
         session.stage = Stage::Closing;
         session.end_holds(cx);
@@ -412,7 +422,7 @@ impl Sessions {
         session.watch_output(cx, now);
         Self::settle(session, cx, now);
         if let Some(due) = due {
-            self.timers.insert((due, conn.slot, conn.generation));
+            self.timers.set(due, conn.slot, conn.generation);
         }
     }
 

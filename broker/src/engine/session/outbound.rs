@@ -170,7 +170,7 @@ impl Sessions {
             && session.holds.outbound.cooldown.is_some()
             && let Some(at) = session.count_request(cx, kind, now)
         {
-            self.timers.insert((at, conn.slot, conn.generation));
+            self.timers.set(at, conn.slot, conn.generation);
         }
     }
 }

@@ -15,6 +15,12 @@ const SCAN_MAX: usize = 64;
 /// The same when the index is there already.
 const SCAN_INDEXED: usize = 4;
 
+/// What a chunk in the cache takes beside its own memory, in bytes: its place in the table, of which up to half is free, and in the queue; the
+/// count of those who share its memory, and what the allocator adds. For chunks of one small entry that is more than they hold.
+pub(super) const SLOT_COST: usize = 2 * size_of::<(u64, Slot)>() + 2 * size_of::<u64>() + 48;
+/// Places that the table keeps whatever it holds.
+const PLACES_MIN: usize = 1024;
+
 /// Where one entry of a chunk stands: topic, position, offset of its record.
 type Place = (TopicId, Position, u32);
 
@@ -41,7 +47,7 @@ pub(super) struct Slot {
 
 impl Slot {
     fn bytes(&self) -> usize {
-        self.chunk.retained() + self.index.capacity() * size_of::<Place>()
+        SLOT_COST + self.chunk.retained() + self.index.capacity() * size_of::<Place>()
     }
 
     /// The body of the record whose frame begins at `offset`.
@@ -173,7 +179,7 @@ impl ChunkCache {
         self.slots.contains_key(&seq)
     }
 
-    /// Bytes of memory of all chunks here and their indexes, pinned ones included.
+    /// Bytes of memory of all chunks here, their indexes and their places, pinned ones included.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -181,6 +187,13 @@ impl ChunkCache {
     /// Those of [`Self::bytes`] that are of durable chunks.
     pub fn durable_bytes(&self) -> usize {
         self.bytes.saturating_sub(self.pinned_bytes)
+    }
+
+    /// Bytes of memory that the places of chunks take.
+    #[cfg(test)]
+    pub(super) fn table_bytes(&self) -> usize {
+        self.slots.capacity() * 8 / 7 * (size_of::<(u64, Slot)>() + 1)
+            + self.queue.capacity() * size_of::<u64>()
     }
 
     /// Number of chunks here.
@@ -251,6 +264,11 @@ impl ChunkCache {
             } else if let Some(slot) = self.slots.remove(&seq) {
                 self.bytes -= slot.bytes();
             }
+        }
+        let places = self.slots.len().saturating_mul(4).max(PLACES_MIN);
+        if self.slots.capacity() > places {
+            self.slots.shrink_to(places / 2);
+            self.queue.shrink_to(places / 2);
         }
     }
 }
