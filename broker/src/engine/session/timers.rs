@@ -77,10 +77,10 @@ mod tests {
         }
         assert_eq!((timers.first(), timers.pop(9)), (Some(10), None));
         assert_eq!(timers.pop(10), Some((1, 7)));
-        timers.audit(|_, generation| generation == 7).unwrap();
+        assert_eq!(timers.audit(|_, generation| generation == 7), Ok(()));
         assert!(timers.audit(|slot, _| slot == 0).is_err());
         timers.end(0, 7);
-        timers.audit(|slot, _| slot == 1).unwrap();
+        assert_eq!(timers.audit(|slot, _| slot == 1), Ok(()));
         // The next session in the slot has times of its own.
         timers.set(15, 0, 8);
         assert_eq!(
