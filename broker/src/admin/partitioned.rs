@@ -18,15 +18,30 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
+use std::future::Future;
 
 /// Most partitions of one topic: each is a topic that takes memory.
 pub(super) const PARTITIONS_MAX: u32 = 10_000;
 
 pub(super) fn routes(base: &str) -> Router<Shared> {
+    let create =
+        |shared, target, headers, bytes| to_the_end(create(shared, target, headers, bytes));
+    let update =
+        |shared, target, headers, bytes| to_the_end(update(shared, target, headers, bytes));
     Router::new().route(
         &format!("{base}/{{topic}}/partitions"),
         get(partitions).put(create).post(update).delete(remove),
     )
+}
+
+/// Goes on when the peer does not wait for the answer, which would leave half of the work undone.
+async fn to_the_end(work: impl Future<Output = Answer> + Send + 'static) -> Answer {
+    let done = tokio::spawn(work).await;
+    done.unwrap_or_else(|error| Err(answer::internal(&error.to_string()).into()))
+}
+
+fn partition(base: &TopicName, index: u32) -> Option<TopicName> {
+    TopicName::parse(&format!("{base}-partition-{index}")).ok()
 }
 
 /// A partitioned topic as it is stored.
@@ -38,8 +53,8 @@ pub(super) struct Partitions {
 
 impl Partitions {
     pub(super) fn names(&self, base: &TopicName) -> Vec<TopicName> {
-        let name = |index| TopicName::parse(&format!("{base}-partition-{index}")).ok();
-        (0..self.topic.count).filter_map(name).collect()
+        let names = 0..self.topic.count;
+        names.filter_map(|index| partition(base, index)).collect()
     }
 
     /// As clients see it.
@@ -116,33 +131,61 @@ impl Shared {
     }
 
     /// Stores a partitioned topic and makes the partitions there are not yet; false if it is not as expected. Those of non-persistent topics
-    /// come with their first client. A stop in between is made good at the next start, a failure with the next request.
+    /// come with their first client. A stop in between is made good at the next start, a failure with the next request. `before`: how many
+    /// there are, if it grows.
     async fn put_and_make(
         &self,
         name: &TopicName,
         topic: &PartitionedTopic,
         expected: u64,
+        before: u32,
     ) -> Result<bool, Refusal> {
         let mut topic = topic.clone();
         topic.unfinished = name.domain() == Domain::Persistent;
+        // Asked before clients can find them: what they publish is for the subscriptions too.
+        let fresh = match before > 0 && topic.unfinished {
+            true => self.absent(name, before, topic.count).await?,
+            false => BTreeSet::new(),
+        };
         if !self.put_partitions(name, &topic, expected).await? {
             return Ok(false);
         }
         if topic.unfinished
             && let Some(stored) = self.partitions(name).await?
         {
-            self.finish_partitions(name, stored).await?;
+            self.finish_partitions(name, stored, &fresh).await?;
         }
         Ok(true)
     }
 
-    /// Makes the missing partitions of a topic that was left unfinished. For who holds `changes`.
-    async fn finish_partitions(&self, name: &TopicName, stored: Partitions) -> Result<(), Refusal> {
+    /// Names of the partitions from `from` to below `to` that are no topics yet.
+    async fn absent(
+        &self,
+        name: &TopicName,
+        from: u32,
+        to: u32,
+    ) -> Result<BTreeSet<String>, Refusal> {
+        let names: Vec<_> = (from..to).filter_map(|n| partition(name, n)).collect();
+        let replies = self.ask_topics(&names, || Ask::Clients).await?;
+        let absent = names.iter().zip(replies);
+        let absent = absent.filter(|(_, reply)| matches!(reply, Reply::NoTopic));
+        Ok(absent.map(|(name, _)| name.as_str().to_owned()).collect())
+    }
+
+    /// Makes the missing partitions of a topic that was left unfinished. For who holds `changes`. `fresh`: those that were missing before
+    /// clients could find them.
+    async fn finish_partitions(
+        &self,
+        name: &TopicName,
+        stored: Partitions,
+        fresh: &BTreeSet<String>,
+    ) -> Result<(), Refusal> {
         if !stored.topic.unfinished {
             return Ok(());
         }
         let names = stored.names(name);
-        let existed = self.create_topics(names.clone(), &[]).await?;
+        let mut existed = self.create_topics(names.clone(), &[]).await?;
+        existed.retain(|name| !fresh.contains(name));
         self.spread_subscriptions(&names, &existed).await?;
         let mut topic = stored.topic;
         topic.unfinished = false;
@@ -234,7 +277,10 @@ impl Shared {
             };
             let _one = self.changes.lock().await;
             if let Some(stored) = self.partitions(&name).await? {
-                all &= self.finish_partitions(&name, stored).await.is_ok();
+                all &= self
+                    .finish_partitions(&name, stored, &BTreeSet::new())
+                    .await
+                    .is_ok();
             }
         }
         Ok(all)
@@ -270,7 +316,7 @@ impl Shared {
                 Reply::Done | Reply::NoTopic => {}
                 refused => {
                     // Somebody connected in between: the topic stays, without the partitions that are gone by now.
-                    self.put_and_make(name, &partitions.topic, 0).await?;
+                    self.put_and_make(name, &partitions.topic, 0, 0).await?;
                     return Err(target::error(partition, "", refused));
                 }
             }
@@ -368,13 +414,15 @@ async fn create(
         return Err(exists());
     }
     if let Some(stored) = shared.partitions(&target.name).await? {
-        shared.finish_partitions(&target.name, stored).await?;
+        shared
+            .finish_partitions(&target.name, stored, &BTreeSet::new())
+            .await?;
         return Err(exists());
     }
     if shared.is_full(&target.name, topic.count).await? {
         return Err(answer::failed(TOO_MANY));
     }
-    if !shared.put_and_make(&target.name, &topic, 0).await? {
+    if !shared.put_and_make(&target.name, &topic, 0, 0).await? {
         return Err(exists());
     }
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -407,7 +455,7 @@ async fn update(
     let mut topic = stored.topic.clone();
     topic.count = wanted;
     if !shared
-        .put_and_make(&target.name, &topic, stored.version)
+        .put_and_make(&target.name, &topic, stored.version, now)
         .await?
     {
         return Ok(answer::reason(

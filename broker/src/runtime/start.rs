@@ -147,13 +147,14 @@ pub fn run(settings: &Settings) -> Result<bool, StartError> {
         "takes connections at {addresses}"
     );
 
-    let descriptors = preflight::connection_descriptors(data.shards());
+    let shards = data.shards();
     let limits = || {
         let settings = dynamic.settings();
         Limits {
             connections: settings.broker_max_connections,
             per_address: settings.broker_max_connections_per_ip,
-            descriptors,
+            // Anew each time: the limit can be raised while the broker runs.
+            descriptors: preflight::connection_descriptors(shards),
         }
     };
     let accepting = listen::accept_until(&doors, &post, &limits, &stop);

@@ -184,6 +184,7 @@ impl FileWal {
             synced: AtomicU64::new(upto),
             dirty: Mutex::default(),
             syncing: Mutex::default(),
+            sync_failed: AtomicBool::new(false),
         });
         let known = |s: recover::LiveSegment| Known {
             segment: Segment {

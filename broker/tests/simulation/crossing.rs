@@ -86,6 +86,16 @@ fn the_ack_set_of_a_seek_is_about_its_own_entry_only() {
     assert_eq!((got.len(), got[0].permits), (1, Some(1)), "{got:?}");
 }
 
+/// Consumer 8: a Shared reader from the beginning.
+fn read_all(world: &mut World, client: &mut Client, topic: &str) {
+    let mut reads = say::subscribe(topic, "reads", true, 8, 8);
+    reads.durable = Some(false);
+    reads.start_message_id = Some(say::id(u64::MAX, u64::MAX));
+    client.say(world, &say::subscribe_command(reads));
+    client.success(world, 8);
+    client.flow(world, 8, 1000);
+}
+
 /// Readers do not keep ledgers. What a Shared one holds of a ledger that is gone is acknowledged all the same, and makes room.
 #[test]
 fn what_is_held_of_a_ledger_that_is_gone_can_be_acknowledged() {
@@ -97,12 +107,7 @@ fn what_is_held_of_a_ledger_that_is_gone_can_be_acknowledged() {
     client.producer(&mut world, &topic, 1);
     client.subscribe(&mut world, &topic, "s", false, 7);
     client.flow(&mut world, 7, 1000);
-    let mut reads = say::subscribe(&topic, "reads", true, 8, 8);
-    reads.durable = Some(false);
-    reads.start_message_id = Some(say::id(u64::MAX, u64::MAX));
-    client.say(&mut world, &say::subscribe_command(reads));
-    client.success(&mut world, 8);
-    client.flow(&mut world, 8, 1000);
+    read_all(&mut world, &mut client, &topic);
     let mut held = Vec::new();
     for i in 0..35 {
         client.send(&mut world, 1, i, &format!("{i:02}"));
@@ -120,9 +125,8 @@ fn what_is_held_of_a_ledger_that_is_gone_can_be_acknowledged() {
     assert_eq!(texts.len(), 5, "{texts:?}");
 }
 
-/// Who seeks, and whose subscription is deleted while the place is being looked for, gets an answer.
-#[test]
-fn a_seek_whose_subscription_is_deleted_is_answered() {
+/// A topic of 50 messages, one a second, of which few are in memory; `name` is subscribed to it.
+fn old_messages(name: &str) -> (World, String, Client) {
     let mut config = WorldConfig::default();
     config.lane.chunk_bytes = 4096;
     config.lane.cache_bytes = 8192;
@@ -130,21 +134,34 @@ fn a_seek_whose_subscription_is_deleted_is_answered() {
     let topic = world.topic_on(0, "t");
     let mut client = Client::connect(&mut world, 0);
     client.producer(&mut world, &topic, 1);
-    client.subscribe(&mut world, &topic, "s", false, 7);
+    client.subscribe(&mut world, &topic, name, false, 7);
     let text = "o".repeat(1000);
     for i in 0..50 {
         client.send(&mut world, 1, i, &text);
         client.receipt(&mut world);
+        world.now.wall_ms += 1000;
     }
-    let middle = world.now.wall_ms;
-    client.say(&mut world, &say::seek_time(7, 70, middle));
-    run_without(&mut world, |step| matches!(step, Step::ReadBack(_)));
+    (world, topic, client)
+}
+
+/// Deletes subscription `s` while a place in it is being looked for.
+fn delete_while_looked_for(world: &mut World, topic: &str) {
+    run_without(world, |step| matches!(step, Step::ReadBack(_)));
     let ask = Ask::Subscription {
         name: "s".into(),
         ask: SubscriptionAsk::Delete { force: true },
     };
-    let answer = world.ask(&topic, ask);
+    let answer = world.ask(topic, ask);
     assert!(matches!(answer, Some(Answer::Done)), "{answer:?}");
+}
+
+/// Who seeks, and whose subscription is deleted while the place is being looked for, gets an answer.
+#[test]
+fn a_seek_whose_subscription_is_deleted_is_answered() {
+    let (mut world, topic, mut client) = old_messages("s");
+    let middle = world.now.wall_ms - 25_000;
+    client.say(&mut world, &say::seek_time(7, 70, middle));
+    delete_while_looked_for(&mut world, &topic);
     let (error, text) = client.error(&mut world, 70);
     assert_eq!(error, ServerError::MetadataError, "{text}");
     assert!(text.contains("deleted"), "{text}");
@@ -153,31 +170,12 @@ fn a_seek_whose_subscription_is_deleted_is_answered() {
 /// The same of a reader that starts some time back.
 #[test]
 fn a_reader_whose_subscription_is_deleted_while_it_starts_is_answered() {
-    let mut config = WorldConfig::default();
-    config.lane.chunk_bytes = 4096;
-    config.lane.cache_bytes = 8192;
-    let mut world = World::new(config);
-    let topic = world.topic_on(0, "t");
-    let mut client = Client::connect(&mut world, 0);
-    client.producer(&mut world, &topic, 1);
-    client.subscribe(&mut world, &topic, "keeps", false, 5);
-    let text = "o".repeat(1000);
-    for i in 0..50 {
-        client.send(&mut world, 1, i, &text);
-        client.receipt(&mut world);
-        world.now.wall_ms += 1000;
-    }
+    let (mut world, topic, mut client) = old_messages("keeps");
     let mut reads = say::subscribe(&topic, "s", false, 8, 71);
     reads.durable = Some(false);
     reads.start_message_rollback_duration_sec = Some(20);
     client.say(&mut world, &say::subscribe_command(reads));
-    run_without(&mut world, |step| matches!(step, Step::ReadBack(_)));
-    let ask = Ask::Subscription {
-        name: "s".into(),
-        ask: SubscriptionAsk::Delete { force: true },
-    };
-    let answer = world.ask(&topic, ask);
-    assert!(matches!(answer, Some(Answer::Done)), "{answer:?}");
+    delete_while_looked_for(&mut world, &topic);
     client.error(&mut world, 71);
 }
 
@@ -268,12 +266,7 @@ fn a_reader_that_goes_frees_those_that_the_limit_of_the_broker_has_stopped() {
     client.subscribe(&mut world, &topic, "s", true, 7);
     client.flow(&mut world, 7, 20);
     assert_eq!(client.messages(&mut world).len(), 20);
-    let mut reads = say::subscribe(&topic, "reads", true, 8, 8);
-    reads.durable = Some(false);
-    reads.start_message_id = Some(say::id(u64::MAX, u64::MAX));
-    client.say(&mut world, &say::subscribe_command(reads));
-    client.success(&mut world, 8);
-    client.flow(&mut world, 8, 1000);
+    read_all(&mut world, &mut client, &topic);
     assert_eq!(
         client.messages(&mut world).len(),
         80,

@@ -6,6 +6,17 @@ use vela_proto::{ServerError, base_command::Type};
 use crate::harness::client::{Client, say};
 use crate::harness::{Peer, World, WorldConfig};
 
+/// A topic, the producer `me` of it, and somebody else who may want the name.
+fn held_name(config: WorldConfig) -> (World, String, Client, Client) {
+    let mut world = World::new(config);
+    let topic = world.topic_on(1, "t");
+    let mut holder = Client::connect(&mut world, 0);
+    let newcomer = Client::connect(&mut world, 1);
+    holder.say(&mut world, &say::producer(&topic, 1, 10, Some("me")));
+    holder.expect(&mut world, Type::ProducerSuccess);
+    (world, topic, holder, newcomer)
+}
+
 /// Time passes in seconds, and each time the runtime says that the peer could not be heard.
 fn unheard(world: &mut World, peer: Peer, seconds: u32) {
     for _ in 0..seconds {
@@ -18,12 +29,7 @@ fn unheard(world: &mut World, peer: Peer, seconds: u32) {
 /// The runtime does not read the holder of a name, so its PONG cannot come: it is alive, for all that is known.
 #[test]
 fn a_holder_that_is_not_read_is_not_taken_for_dead() {
-    let mut world = World::new(WorldConfig::default());
-    let topic = world.topic_on(1, "t");
-    let mut holder = Client::connect(&mut world, 0);
-    let mut newcomer = Client::connect(&mut world, 1);
-    holder.say(&mut world, &say::producer(&topic, 1, 10, Some("me")));
-    holder.expect(&mut world, Type::ProducerSuccess);
+    let (mut world, topic, mut holder, mut newcomer) = held_name(WorldConfig::default());
     for request in 11..14 {
         newcomer.say(&mut world, &say::producer(&topic, 1, request, Some("me")));
         holder.expect(&mut world, Type::Ping);
@@ -58,12 +64,7 @@ fn a_holder_that_is_not_read_is_not_taken_for_dead() {
 /// A holder that is gone makes room at once, read or not.
 #[test]
 fn a_holder_that_leaves_while_it_is_not_read_makes_room() {
-    let mut world = World::new(WorldConfig::default());
-    let topic = world.topic_on(1, "t");
-    let mut holder = Client::connect(&mut world, 0);
-    let mut newcomer = Client::connect(&mut world, 1);
-    holder.say(&mut world, &say::producer(&topic, 1, 10, Some("me")));
-    holder.expect(&mut world, Type::ProducerSuccess);
+    let (mut world, topic, mut holder, mut newcomer) = held_name(WorldConfig::default());
     newcomer.say(&mut world, &say::producer(&topic, 1, 11, Some("me")));
     holder.expect(&mut world, Type::Ping);
     unheard(&mut world, holder.peer, 2);
@@ -76,18 +77,9 @@ fn a_holder_that_leaves_while_it_is_not_read_makes_room() {
 #[test]
 fn a_holder_whose_publishes_wait_is_asked_and_heard_later() {
     for alive in [true, false] {
-        let mut world = World::new(WorldConfig {
-            settings: vela_broker::engine::Settings {
-                max_pending_publish_requests_per_connection: 1,
-                ..Default::default()
-            },
-            ..WorldConfig::default()
-        });
-        let topic = world.topic_on(1, "t");
-        let mut holder = Client::connect(&mut world, 0);
-        let mut newcomer = Client::connect(&mut world, 1);
-        holder.say(&mut world, &say::producer(&topic, 1, 10, Some("me")));
-        holder.expect(&mut world, Type::ProducerSuccess);
+        let mut config = WorldConfig::default();
+        config.settings.max_pending_publish_requests_per_connection = 1;
+        let (mut world, topic, mut holder, mut newcomer) = held_name(config);
         world.disk_paused = true;
         holder.send(&mut world, 1, 0, "x");
         world.run_until_idle();
@@ -188,4 +180,22 @@ fn a_peer_that_does_not_read_its_output_is_silent() {
         assert_eq!(world.is_open(client.peer), reads);
         assert_eq!(full(&world), u64::from(reads));
     }
+}
+
+/// Two newcomers ask at different times, and the core looks at both at once, late: the first answer is the second's too.
+#[test]
+fn a_holder_found_dead_is_dead_for_all_who_ask() {
+    let (mut world, topic, mut holder, mut newcomer) = held_name(WorldConfig::default());
+    let other = world.topic_on(1, "u");
+    holder.say(&mut world, &say::producer(&other, 2, 20, Some("me")));
+    holder.expect(&mut world, Type::ProducerSuccess);
+    newcomer.say(&mut world, &say::producer(&topic, 1, 11, Some("me")));
+    holder.expect(&mut world, Type::Ping);
+    world.advance(1_000);
+    newcomer.say(&mut world, &say::producer(&other, 2, 12, Some("me")));
+    holder.expect(&mut world, Type::Ping);
+    world.advance(20_000);
+    newcomer.expect(&mut world, Type::ProducerSuccess);
+    newcomer.expect(&mut world, Type::ProducerSuccess);
+    assert!(!world.is_open(holder.peer));
 }

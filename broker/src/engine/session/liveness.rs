@@ -117,6 +117,10 @@ impl Session {
     /// Looks at the probes whose time is over. If nothing excuses the peer's silence, it is dead, and closing tells so. Otherwise it counts as
     /// alive; the next newcomer asks again.
     fn judge_probes(&mut self, cx: &mut Context, now: Now) {
+        if self.stage == Stage::Closing {
+            // The end answers them, in the same turn.
+            return;
+        }
         let (unread, excused) = (self.is_unread(), self.liveness.excused);
         let fails = |probe: &Probe| {
             let excused = excused.is_some_and(|at| at.saturating_add(EXCUSES_MS) >= probe.asked);

@@ -189,8 +189,6 @@ impl Wal for FileWal {
             return Err(WalError::Backpressure);
         }
         self.checkpointing = true;
-        // What it covers is on disk before it is: a checkpoint that is ahead of the log tells of a loss.
-        self.chore(Chore::Sync);
         self.chore(Chore::Checkpoint {
             token,
             checkpoint: Checkpoint { upto, data },

@@ -112,6 +112,8 @@ pub(super) struct Shared {
     pub(super) dirty: Mutex<Vec<Arc<SegmentFile>>>,
     /// Held while files are synced.
     pub(super) syncing: Mutex<()>,
+    /// A sync has failed: nothing may be called durable any more.
+    pub(super) sync_failed: AtomicBool,
 }
 
 impl Shared {
@@ -136,21 +138,32 @@ impl Shared {
     }
 
     /// Syncs all that was acknowledged before the call.
-    pub(super) fn sync_dirty(&self) {
+    ///
+    /// # Errors
+    /// If it cannot, now or ever before, for good: what was not synced may be gone from the page cache, and no second attempt can tell. The
+    /// front is told the first time.
+    pub(super) fn sync_dirty(&self) -> Result<(), WalError> {
         let _one_at_a_time = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.sync_failed.load(Ordering::Relaxed) {
+            let text = format!("a sync of a segment in {} has failed", self.dir.display());
+            return Err(WalError::Unavailable(text));
+        }
         // In this order: an acknowledged write noted its file first.
         let upto = self.acked.load(Ordering::Acquire);
         let files = std::mem::take(&mut *self.dirty.lock().unwrap_or_else(PoisonError::into_inner));
         for file in files {
             if let Err(e) = file.sync() {
-                // Whatever the cause: what was not synced may be gone from the page cache, no second attempt can tell.
+                self.sync_failed.store(true, Ordering::Relaxed);
                 let text = format!("syncing a segment in {}: {e}", self.dir.display());
-                return self.report(Done::SyncFailed {
-                    error: WalError::Unavailable(text),
+                let error = WalError::Unavailable(text);
+                self.report(Done::SyncFailed {
+                    error: error.clone(),
                 });
+                return Err(error);
             }
         }
         self.synced.fetch_max(upto, Ordering::AcqRel);
+        Ok(())
     }
 
     pub(super) fn stopping(&self) -> bool {
@@ -229,7 +242,8 @@ pub(super) fn writer(shared: &Shared, jobs: &Receiver<WriteJob>) {
 pub(super) fn syncer(shared: &Shared, interval: Duration, front: &Receiver<()>) {
     loop {
         let last = !matches!(front.recv_timeout(interval), Err(RecvTimeoutError::Timeout));
-        shared.sync_dirty();
+        // The front hears of a failure.
+        let _ = shared.sync_dirty();
         if last {
             return;
         }

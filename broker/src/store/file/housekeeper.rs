@@ -145,25 +145,30 @@ impl<'a> Housekeeper<'a> {
             }
             // Not one of those that come here, see `work_off`.
             Chore::Drop(_) => {}
-            Chore::Sync => self.shared.sync_dirty(),
+            Chore::Sync => {
+                // The front hears of a failure.
+                let _ = self.shared.sync_dirty();
+            }
             Chore::Checkpoint { token, checkpoint } => {
                 let number = self.next_checkpoint;
                 let shared = self.shared;
-                let result = self.with_reserve(|_| {
-                    shared.fault(Operation::Checkpoint)?;
-                    store_checkpoint(&shared.dir, shared.lane, number, &checkpoint)
+                // What it covers is on disk before it is: a checkpoint that is ahead of the log tells of a loss.
+                let result = shared.sync_dirty().and_then(|()| {
+                    let stored = self.with_reserve(|_| {
+                        shared.fault(Operation::Checkpoint)?;
+                        store_checkpoint(&shared.dir, shared.lane, number, &checkpoint)
+                    });
+                    stored.map_err(|e| wal_error("writing a checkpoint in", &shared.dir, &e))
                 });
-                let result =
-                    result.map_err(|e| wal_error("writing a checkpoint in", &self.shared.dir, &e));
                 self.next_checkpoint += 1;
                 self.shared.report(Done::Checkpoint { token, result });
             }
             Chore::Seal(seal) => {
-                self.shared.sync_dirty();
-                self.manifest.seal(seal);
-                let result = self.store_manifest();
-                let result =
-                    result.map_err(|e| wal_error("sealing the lane in", &self.shared.dir, &e));
+                let result = self.shared.sync_dirty().and_then(|()| {
+                    self.manifest.seal(seal);
+                    let stored = self.store_manifest();
+                    stored.map_err(|e| wal_error("sealing the lane in", &self.shared.dir, &e))
+                });
                 self.shared.report(Done::Sealed { result });
             }
             Chore::Retry => {

@@ -484,7 +484,7 @@ fn find_end(
             let ends = spots.iter().all(|s| s.seen.seq < seq);
             match covered.filter(|_| ends) {
                 // Of several files the one that is missing comes first.
-                Some(_) if segments.is_empty() => Ok(Ending {
+                Some(c) if segments.is_empty() && c.upto > manifest.sealed_upto() => Ok(Ending {
                     last_seq: manifest.sealed_upto(),
                     cut: None,
                     torn: None,
