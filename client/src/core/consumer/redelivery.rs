@@ -118,15 +118,19 @@ impl Consumer {
         entries: Vec<EntryId>,
         wire: &mut impl Wire,
     ) {
-        if entries.is_empty() {
+        // What is left of a message that was acknowledged: the acknowledgement reached some of its chunks.
+        let (ended, entries): (Vec<_>, Vec<_>) = entries
+            .into_iter()
+            .partition(|&entry| self.joined.ended_with(entry).is_some());
+        self.acks.add_whole(&ended);
+        if self.config.auto_ack_oldest_chunked_message {
+            self.acks.add_whole(&entries);
+        }
+        self.collect_acks(now, wire);
+        if entries.is_empty() || self.config.auto_ack_oldest_chunked_message {
             return;
         }
-        if self.config.auto_ack_oldest_chunked_message {
-            for entry in entries {
-                self.acks.add(entry, None);
-            }
-            self.collect_acks(now, wire);
-        } else if self.config.subscription_type.is_shared() {
+        if self.config.subscription_type.is_shared() {
             // Elsewhere everything would have to come again, and be given up again, until its last chunk comes.
             let due = now.saturating_add(self.config.nack_delay(0));
             for entry in entries {
