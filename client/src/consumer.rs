@@ -232,7 +232,8 @@ impl<T: 'static> Consumer<T> {
     }
 
     /// Acknowledges all messages up to this one, itself included; of several topics or partitions, those of its own.
-    /// Messages in chunks count by their last chunk: one that ends behind this message is not acknowledged.
+    /// Messages in chunks count by their last chunk: one that ends behind this message is not acknowledged, as long as it is awaited
+    /// (`expire_incomplete_chunked_message`, which an outage counts towards).
     ///
     /// # Errors
     /// As [`ack`](Self::ack); on Shared and Key_Shared always.

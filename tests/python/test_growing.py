@@ -3,17 +3,7 @@
 import pulsar
 import pytest
 
-from test_admin_topics import Admin, payloads, until
-
-
-@pytest.fixture
-def admin(broker):
-    return Admin(broker)
-
-
-@pytest.fixture
-def path(topic):
-    return "/admin/v2/" + topic.replace("://", "/")
+from test_admin_topics import Admin, admin, path, payloads, until  # noqa: F401 (fixtures)
 
 
 class TestAGrowingTopic:

@@ -71,6 +71,21 @@ pub(super) enum ProbeFor {
     Consumer(Box<OpenConsumer>, ServerError, String),
 }
 
+/// Tells a client that its SUBSCRIBE was refused.
+pub(super) fn tell_refused(
+    cx: &mut Context,
+    client: ClientRef,
+    (request_id, error, message): Refusal,
+) {
+    let refused = Message::ConsumerRefused {
+        client,
+        request_id,
+        error,
+        message,
+    };
+    cx.post(client.session.core, refused);
+}
+
 impl Topics {
     /// Where a consumer is, if it is one.
     pub(super) fn consumer_seat(&self, client: ClientRef) -> Option<ConsumerSeat> {
@@ -259,17 +274,11 @@ impl Topics {
         &mut self,
         cx: &mut Context,
         client: ClientRef,
-        (request_id, error, message): Refusal,
+        refusal: Refusal,
         now: Now,
     ) {
         self.drop_seat(cx, client, now);
-        let refused = Message::ConsumerRefused {
-            client,
-            request_id,
-            error,
-            message,
-        };
-        cx.post(client.session.core, refused);
+        tell_refused(cx, client, refusal);
     }
 
     /// Forgets a client that was refused. SENDs that followed its PRODUCER meet nobody, as the protocol has it; questions get their answers.

@@ -8,6 +8,7 @@ use super::by_time::TimeSearch;
 use super::joining::Expel;
 use super::lanes::LaneSeat;
 use super::openings::ConsumerSeat;
+use super::openings::tell_refused;
 use super::subscription::mark_delete;
 use super::{Topic, Topics};
 use crate::engine::context::Context;
@@ -351,16 +352,7 @@ impl Topics {
         let error = ServerError::MetadataError;
         match then {
             Then::Seek => self.reply_error(cx, client, request_id, error, DELETED),
-            Then::Rollback => {
-                let message = DELETED.into();
-                let refused = Message::ConsumerRefused {
-                    client,
-                    request_id,
-                    error,
-                    message,
-                };
-                cx.post(client.session.core, refused);
-            }
+            Then::Rollback => tell_refused(cx, client, (request_id, error, DELETED.into())),
         }
     }
 

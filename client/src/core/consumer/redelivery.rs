@@ -125,18 +125,14 @@ impl Consumer {
         self.acks.add_whole(&ended);
         if self.config.auto_ack_oldest_chunked_message {
             self.acks.add_whole(&entries);
-        }
-        self.collect_acks(now, wire);
-        if entries.is_empty() || self.config.auto_ack_oldest_chunked_message {
-            return;
-        }
-        if self.config.subscription_type.is_shared() {
+        } else if self.config.subscription_type.is_shared() {
             // Elsewhere everything would have to come again, and be given up again, until its last chunk comes.
             let due = now.saturating_add(self.config.nack_delay(0));
             for entry in entries {
                 self.nacks.set_earlier(entry, due);
             }
         }
+        self.collect_acks(now, wire);
     }
 
     fn redeliver(&mut self, entries: Vec<EntryId>, wire: &mut impl Wire) {
